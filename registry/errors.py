@@ -1,0 +1,68 @@
+"""The error tree of the registry.
+
+RegistryError
+├── InvalidAdapter       the upload breaks one or more rules; carries every fault
+├── AdapterNotFound      no such adapter, version or alias
+├── ModelNotFound        a request's `model` names nothing this tenant may call
+├── Conflict             a compare-and-set lost, or a name is taken by another owner
+├── NotReady             no base model has been published yet, or no replica is ready
+├── StagingFailed        a replica reported that it cannot stage the version
+├── LimitExceeded        an upload is larger, or has more entries, than the configuration allows
+└── JoinRefused          a replica lacks a version it must hold, or its base differs
+"""
+
+from registry.types import Fault
+
+
+class RegistryError(Exception):
+    """Base of everything the registry refuses; `code` is stable and goes into the OpenAI error body."""
+
+    code = "registry_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.message,))
+
+
+class InvalidAdapter(RegistryError):
+    """The upload cannot be served; `faults` lists everything that is wrong with it."""
+
+    code = "invalid_adapter"
+
+    def __init__(self, faults: tuple[Fault, ...]) -> None:
+        super().__init__("; ".join(fault.message for fault in faults))
+        self.faults = faults
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (InvalidAdapter, (self.faults,))
+
+
+class AdapterNotFound(RegistryError):
+    code = "adapter_not_found"
+
+
+class ModelNotFound(RegistryError):
+    code = "model_not_found"
+
+
+class Conflict(RegistryError):
+    code = "conflict"
+
+
+class NotReady(RegistryError):
+    code = "not_ready"
+
+
+class StagingFailed(RegistryError):
+    code = "staging_failed"
+
+
+class LimitExceeded(RegistryError):
+    code = "limit_exceeded"
+
+
+class JoinRefused(RegistryError):
+    code = "join_refused"

@@ -1,0 +1,232 @@
+"""The records of the registry, shared by every folder. They know nothing of how they are stored or sent."""
+
+import re
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+LIVE_ALIAS = "live"
+
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""A sha256 in lower-case hexadecimal."""
+
+NAME_PATTERN = r"^[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?$"
+ALIAS_PATTERN = r"^[a-z](?:[a-z0-9_-]{0,30}[a-z0-9])?$"
+AdapterName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+AliasName = Annotated[str, StringConstraints(pattern=ALIAS_PATTERN)]
+
+
+def is_adapter_name(name: str) -> bool:
+    """Whether `name` may name an adapter: 1 to 64 of `A-Z a-z 0-9 . _ -`, alphanumeric at both ends, no `..`."""
+    return re.fullmatch(NAME_PATTERN[1:-1], name) is not None and ".." not in name
+
+
+class Record(BaseModel):
+    """A frozen value that refuses unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModuleKind(StrEnum):
+    """How the base stores a projection's weight: `linear` is (out, in), `conv1d` is (in, out)."""
+
+    LINEAR = "linear"
+    CONV1D = "conv1d"
+
+
+class ModuleSpec(Record):
+    """One projection of the base that an adapter may target; `path` is PEFT's, without `base_model.model.`."""
+
+    path: str
+    in_features: int
+    out_features: int
+    kind: ModuleKind = ModuleKind.LINEAR
+    sha256: Digest
+
+
+class BaseSpec(Record):
+    """What a replica publishes of its base model.
+
+    `digest` is sha256 over the canonical JSON of `modules` (their weights' digests included), so it is equal on
+    every replica that holds the same weights. `tokenizer_sha256` names a blob in the blob store that holds
+    `tokenizer.json`.
+    """
+
+    base_id: str
+    digest: Digest
+    architecture: str
+    modules: tuple[ModuleSpec, ...]
+    context_length: int
+    vocab_size: int
+    tokenizer_sha256: Digest
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    eos_token_ids: tuple[int, ...]
+
+
+class TensorInfo(Record):
+    """A tensor inside an adapter's safetensors file: its key there, dtype (`F32`, `F16`, `BF16`) and shape."""
+
+    key: str
+    dtype: Literal["F32", "F16", "BF16"]
+    shape: tuple[int, ...]
+    sha256: Digest
+
+
+class ModuleLora(Record):
+    """The LoRA pair of one module: A is (rank, in), B is (out, rank), the delta is `scale` * B @ A."""
+
+    path: str
+    rank: int
+    alpha: float
+    scale: float
+    a: TensorInfo
+    b: TensorInfo
+
+
+class Fault(Record):
+    """One thing wrong (or, as a warning, suspicious) with an upload."""
+
+    code: str
+    message: str
+    hint: str | None = None
+    field: str | None = None
+
+
+class AdapterManifest(Record):
+    """Everything a replica needs to stage a version: the LoRA pairs and the blob that holds their tensors."""
+
+    digest: Digest
+    base_digest: Digest
+    base_verified: bool
+    modules: tuple[ModuleLora, ...]
+    blob_sha256: Digest
+    blob_bytes: int
+    warnings: tuple[Fault, ...] = ()
+
+    @property
+    def max_rank(self) -> int:
+        return max(module.rank for module in self.modules)
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """The last path components that the adapter touches, sorted (`q_proj`, `v_proj`)."""
+        return tuple(sorted({module.path.rpartition(".")[2] for module in self.modules}))
+
+
+class VersionState(StrEnum):
+    """`quarantined` and `retired` versions are never served; retired ones may be collected."""
+
+    ACTIVE = "active"
+    RETIRED = "retired"
+    QUARANTINED = "quarantined"
+
+
+class VersionRecord(Record):
+    """A version as the catalog carries it: the manifest is fetched by digest when bytes are needed."""
+
+    number: int
+    digest: Digest
+    state: VersionState
+    created_at_s: float
+    num_bytes: int
+    max_rank: int
+    target_names: tuple[str, ...]
+
+
+class AdapterRecord(Record):
+    """An adapter with its versions and aliases. `revision` is the last change to any of them."""
+
+    name: AdapterName
+    owner: str
+    callers: tuple[str, ...] = ("*",)
+    revision: int
+    created_at_s: float
+    aliases: dict[str, int] = Field(default_factory=dict)
+    versions: tuple[VersionRecord, ...] = ()
+    pending: tuple[Digest, ...] = ()
+    """Digests of activations that are waiting for replicas."""
+
+    def version(self, number: int) -> VersionRecord | None:
+        return next((version for version in self.versions if version.number == number), None)
+
+
+class ReplicaRecord(Record):
+    """A replica with a live lease. `ring_id` is the lowest free ordinal, kept for the life of the replica."""
+
+    replica_id: str
+    ring_id: int
+    node_id: str
+    num_slots: int
+    revision: int
+    """Catalog revision the replica has acted upon."""
+    staged: tuple[Digest, ...] = ()
+    resident: tuple[Digest, ...] = ()
+    failed: dict[str, str] = Field(default_factory=dict)
+    """Digest -> why it could not be staged."""
+
+
+class CatalogDelta(Record):
+    """What changed in the catalog after some revision; with `full`, everything there is.
+
+    Adapters come as whole records. `replicas` and `base` are always the whole truth.
+    """
+
+    revision: int
+    full: bool
+    adapters: tuple[AdapterRecord, ...]
+    replicas: tuple[ReplicaRecord, ...]
+    base: BaseSpec | None
+
+
+class ActivationState(StrEnum):
+    """`pending` until every ready replica has staged the version, then `flipped`, then `done` when gateways agree."""
+
+    PENDING = "pending"
+    FLIPPED = "flipped"
+    DONE = "done"
+    FAILED = "failed"
+    SUPERSEDED = "superseded"
+
+
+class Activation(Record):
+    """A durable wish to point an alias at a version."""
+
+    activation_id: int
+    name: AdapterName
+    alias: AliasName
+    number: int
+    digest: Digest
+    state: ActivationState
+    requested_at_s: float
+    flipped_revision: int | None = None
+    waiting_for: tuple[str, ...] = ()
+    """Replica or gateway ids that have not acknowledged yet."""
+    error: str | None = None
+    staged_after_s: float | None = None
+    """Seconds from the request to the flip."""
+
+
+class PushResult(Record):
+    """The answer to an upload. `created` is false when the same content was already a version of this name."""
+
+    name: AdapterName
+    version: VersionRecord
+    created: bool
+    warnings: tuple[Fault, ...] = ()
+    activation: Activation | None = None
+
+
+class Event(Record):
+    """One entry of the append-only change log."""
+
+    revision: int
+    at_s: float
+    kind: str
+    name: str | None = None
+    number: int | None = None
+    digest: Digest | None = None
+    actor: str
+    detail: dict[str, str] = Field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""The adapter tiers of one replica: node store, host cache and device slots."""

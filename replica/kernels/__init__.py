@@ -1,0 +1,1 @@
+"""Grouped LoRA kernels and the plain torch reference they are checked against."""

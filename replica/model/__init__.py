@@ -1,0 +1,1 @@
+"""The base model: loading, paged attention and the LoRA-aware projections."""
