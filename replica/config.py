@@ -1,0 +1,66 @@
+"""Configuration of one replica: the base model, the adapter tiers and the scheduler."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MIB = 1024 * 1024
+
+
+class Settings(BaseModel):
+    """A frozen model that refuses misspelt keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(Settings):
+    """Which base model, where and how it runs.
+
+    `base` is a GGUF file, a local folder of safetensors, or a hub id. A GGUF file is converted once into `cache_dir`.
+    """
+
+    base: str
+    revision: str | None = None
+    name: str | None = None
+    """The model name that clients use for the base; the last part of `base` when omitted."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    context_length: int | None = Field(default=None, ge=16)
+    num_threads: int | None = Field(default=None, ge=1)
+    cache_dir: Path = Path("~/.cache/lorafleet")
+
+
+class AdapterCacheConfig(Settings):
+    """Byte budgets of the three tiers of one replica."""
+
+    max_slots: int = Field(default=8, ge=1, le=4096)
+    arena_bytes: int = Field(default=256 * MIB, ge=1)
+    host_bytes: int = Field(default=1024 * MIB, ge=1)
+    node_store: Path = Path("~/.cache/lorafleet/node")
+    node_store_bytes: int = Field(default=8192 * MIB, ge=1)
+    max_rank: int = Field(default=256, ge=1, le=256)
+    num_load_threads: int = Field(default=4, ge=1, le=64)
+    failure_ttl_s: float = Field(default=10.0, ge=0)
+
+
+class SchedulerConfig(Settings):
+    """Continuous batching under a token budget."""
+
+    policy: Literal["drr", "fcfs"] = "drr"
+    quantum_tokens: int = Field(default=512, ge=1)
+    max_batch_tokens: int = Field(default=512, ge=1)
+    max_num_seqs: int = Field(default=64, ge=1)
+    max_waiting: int = Field(default=1024, ge=1)
+    block_size: int = Field(default=16, ge=1)
+    num_kv_blocks: int | None = Field(default=None, ge=1)
+    """Number of KV blocks; when omitted, as many as `kv_bytes` holds."""
+    kv_bytes: int = Field(default=512 * MIB, ge=1)
+
+
+class ReplicaConfig(Settings):
+    """Everything one replica needs to know."""
+
+    model: ModelConfig
+    adapters: AdapterCacheConfig = AdapterCacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
