@@ -1,0 +1,1 @@
+"""One module a tenant: the templates that its data is generated from. They know nothing of models or files."""
