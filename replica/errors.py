@@ -8,6 +8,7 @@ ReplicaError
 ├── Overloaded            the waiting queue is full
 ├── ReplicaDraining       the replica takes no new work
 ├── EngineDead            the step loop died; the replica must be replaced
+├── ModelError            the base model cannot be found or cannot be served as it is (at start only)
 └── OutOfMemory           the configuration does not fit the device (at start only)
 """
 
@@ -51,6 +52,10 @@ class ReplicaDraining(ReplicaError):
 
 class EngineDead(ReplicaError):
     code = "engine_dead"
+
+
+class ModelError(ReplicaError):
+    code = "model_error"
 
 
 class OutOfMemory(ReplicaError):
