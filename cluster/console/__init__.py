@@ -1,0 +1,1 @@
+"""The parts of the `lorafleet` command: a client of the control API and a terminal. Knows no Ray and no torch."""

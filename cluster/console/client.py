@@ -1,0 +1,204 @@
+"""The control API over HTTP, answered in the registry's own records. Knows nothing of terminals."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, Self, TypeVar
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from cluster.console.errors import Refused, Unreachable, WrongUsage
+from registry.types import (
+    Activation,
+    AdapterManifest,
+    AdapterRecord,
+    Event,
+    Fault,
+    PushResult,
+    Record,
+    ReplicaRecord,
+    VersionRecord,
+)
+
+Answer = TypeVar("Answer")
+UploadPart = tuple[str, tuple[str, BinaryIO, str]]
+"""The form field's name, then the file's name, its bytes and their media type."""
+
+CONNECT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 300.0
+"""An upload is validated before it is answered, and a big one takes a while."""
+START_HINT = "is the server up? start it with: make serve"
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+class VersionDetail(Record):
+    """One version and what it holds."""
+
+    version: VersionRecord
+    manifest: AdapterManifest
+
+
+class Page(BaseModel):
+    """A list as the API wraps it."""
+
+    data: list[dict[str, Any]]
+
+
+class ControlClient:
+    """Calls one gateway. Raises Refused, Unreachable or WrongUsage, never httpx's own errors."""
+
+    def __init__(self, url: str, key: str | None = None, *, transport: httpx.BaseTransport | None = None) -> None:
+        self.url = with_scheme(url).rstrip("/")
+        host = _parsed(self.url).host
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            transport=transport,
+            trust_env=host not in LOOPBACK_HOSTS,
+        )
+
+    def __repr__(self) -> str:
+        return f"ControlClient({self.url!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._http.close()
+
+    def push(self, name: str, parts: Sequence[UploadPart], *, activate: bool, wait: bool = False) -> PushResult:
+        """Upload the files of one adapter; the bytes are streamed, never held whole."""
+        flags = {"activate": _flag(activate), "wait": _flag(wait)}
+        answer = self._call("POST", f"/v1/adapters/{name}/versions", params=flags, files=list(parts))
+        return _read(PushResult, answer)
+
+    def adapters(self) -> list[AdapterRecord]:
+        return self._list(AdapterRecord, "/v1/adapters")
+
+    def adapter(self, name: str) -> AdapterRecord:
+        return _read(AdapterRecord, self._call("GET", f"/v1/adapters/{name}"))
+
+    def version(self, name: str, number: int) -> VersionDetail:
+        return _read(VersionDetail, self._call("GET", f"/v1/adapters/{name}/versions/{number}"))
+
+    def set_alias(self, name: str, alias: str, number: int, expected_revision: int | None = None) -> Activation:
+        body = {"version": number, "expected_revision": expected_revision}
+        return _read(Activation, self._call("PUT", f"/v1/adapters/{name}/aliases/{alias}", json=body))
+
+    def rollback(self, name: str, alias: str) -> Activation:
+        return _read(Activation, self._call("POST", f"/v1/adapters/{name}/rollback", json={"alias": alias}))
+
+    def activation(self, activation_id: int, *, wait_s: float = 0.0) -> Activation:
+        """How far an activation is; the server holds the answer for up to `wait_s` seconds."""
+        return _read(Activation, self._call("GET", f"/v1/activations/{activation_id}", params={"wait_s": wait_s}))
+
+    def retire(self, name: str, number: int | None = None) -> None:
+        """Retire one version, or the whole adapter."""
+        self._call("DELETE", f"/v1/adapters/{name}" + ("" if number is None else f"/versions/{number}"))
+
+    def replicas(self) -> list[ReplicaRecord]:
+        return self._list(ReplicaRecord, "/v1/replicas")
+
+    def events(self, after: int, limit: int = 500) -> list[Event]:
+        return self._list(Event, "/v1/events", params={"after": after, "limit": limit})
+
+    def models(self) -> list[dict[str, Any]]:
+        return _read(Page, self._call("GET", "/v1/models")).data
+
+    def base_name(self) -> str | None:
+        """What a request writes as its `model` to call the base; None while no base is served."""
+        return next((str(model["id"]) for model in self.models() if model.get("parent") is None), None)
+
+    def metrics(self) -> str:
+        """The fleet's metrics in Prometheus' text format."""
+        return self._call("GET", "/metrics").text
+
+    def health(self) -> None:
+        self._call("GET", "/health")
+
+    def ready(self) -> tuple[bool, dict[str, Any]]:
+        """Whether the fleet serves, and the body that says what is missing."""
+        with self._reaching():
+            response = self._http.get("/ready")
+        body = _json(response)
+        return response.status_code == 200, body if isinstance(body, dict) else {}
+
+    def _list(self, kind: type[Answer], path: str, **request: Any) -> list[Answer]:
+        return _read(list[kind], _read(Page, self._call("GET", path, **request)).data)  # type: ignore[valid-type]
+
+    def _call(self, method: str, path: str, **request: Any) -> httpx.Response:
+        with self._reaching():
+            response = self._http.request(method, path, **request)
+        if not response.is_success:
+            raise refusal(response)
+        return response
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ConnectError:
+            raise Unreachable(f"nothing answers at {self.url}", hint=START_HINT) from None
+        except httpx.TimeoutException:
+            raise Unreachable(f"{self.url} did not answer in time") from None
+        except httpx.TransportError as error:
+            raise Unreachable(f"the connection to {self.url} broke: {error}") from None
+
+
+def with_scheme(url: str) -> str:
+    """`host:port` means http."""
+    return url if "://" in url else f"http://{url}"
+
+
+def refusal(response: httpx.Response) -> Refused:
+    """The server's error body as an exception; anything else is named for what it is."""
+    body = _json(response)
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict):
+        message = (
+            f"{response.url.copy_with(query=None)} answered HTTP {response.status_code}, not as a lorafleet gateway"
+        )
+        return Refused(message, code=f"http_{response.status_code}")
+    faults = tuple(_fault(fault) for fault in error.get("faults") or ())
+    return Refused(str(error.get("message")), code=str(error.get("code") or error.get("type")), faults=faults)
+
+
+def _fault(data: Any) -> Fault:
+    known = {key: value for key, value in dict(data).items() if key in Fault.model_fields}
+    return Fault(**{"code": "fault", "message": "", **known})
+
+
+def _parsed(url: str) -> httpx.URL:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise WrongUsage(f"--url {url!r} is not a URL: {error}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise WrongUsage(f"--url {url!r} is not a URL: it must look like http://host:port")
+    return parsed
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        return None
+
+
+def _read(kind: type[Answer], answer: httpx.Response | Any) -> Answer:
+    data = _json(answer) if isinstance(answer, httpx.Response) else answer
+    try:
+        return TypeAdapter(kind).validate_python(data, strict=False)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the body"
+        raise Refused(
+            f"the server's answer is not what this version of lorafleet expects ({where}: {first['msg']})",
+            code="unexpected_answer",
+            hint="use the lorafleet that the server runs",
+        ) from None

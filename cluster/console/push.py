@@ -1,0 +1,63 @@
+"""`lorafleet push`: send an adapter, see it onto every replica, and say how to call it."""
+
+from pathlib import Path
+
+from cluster.console import views
+from cluster.console.folder import AdapterFolder, find_adapter, upload_parts
+from cluster.console.follow import follow
+from cluster.console.ref import check_name
+from cluster.console.render import one_line
+from cluster.console.session import Session
+from registry.types import Activation, PushResult
+
+
+def push(session: Session, name: str, path: Path, *, activate: bool, wait: bool, timeout_s: float) -> None:
+    """Raises Refused when the folder is unusable, the server refuses it, or a replica cannot stage it."""
+    check_name(name)
+    result = _upload(session, name, find_adapter(path), activate)
+    _report(session, result)
+    if result.activation is not None and wait:
+        result = result.model_copy(update={"activation": see_through(session, result.activation, timeout_s)})
+    session.output.value(result.model_dump(mode="json"))
+    if result.activation is None:
+        _say_not_activated(session, result)
+    elif wait:
+        say_arrived(session, result.activation)
+
+
+def see_through(session: Session, activation: Activation, timeout_s: float) -> Activation:
+    """Show what the activation waits for until the whole fleet has it."""
+    with session.output.waiting() as show:
+        return follow(session.client, activation, show, timeout_s=timeout_s)
+
+
+def say_arrived(session: Session, activation: Activation) -> None:
+    session.output.line(views.arrival_line(activation, session.client.replicas()), style="bold green")
+    _say_how_to_call(session, views.model_name(activation))
+
+
+def _upload(session: Session, name: str, folder: AdapterFolder, activate: bool) -> PushResult:
+    label = f"uploading {name}"
+    with session.output.uploading(label, folder.num_bytes) as advance, upload_parts(folder, advance) as parts:
+        return session.client.push(name, parts, activate=activate)
+
+
+def _report(session: Session, result: PushResult) -> None:
+    version = f"{result.name}@{result.version.number}"
+    for warning in result.warnings:
+        advice = f" ({warning.hint})" if warning.hint else ""
+        session.output.note(one_line(f"warning: {warning.code}: {warning.message}{advice}"))
+    if not result.created:
+        session.output.note(f"{version} already holds this content")
+
+
+def _say_not_activated(session: Session, result: PushResult) -> None:
+    version = f"{result.name}@{result.version.number}"
+    session.output.line(f"{version} is stored; make it live with: lorafleet activate {version}")
+    _say_how_to_call(session, version)
+
+
+def _say_how_to_call(session: Session, model: str) -> None:
+    session.output.line("call it:")
+    for line in views.curl_lines(session.client.url, model, has_key=session.has_key):
+        session.output.line(f"  {line}")

@@ -1,0 +1,149 @@
+"""The registry's records as tables and sentences for people. Pure: records in, text out."""
+
+import json
+import time
+
+from cluster.console.client import VersionDetail
+from cluster.console.render import COLUMN_GAP, Grid, human_age, human_bytes
+from registry.types import LIVE_ALIAS, Activation, AdapterRecord, Event, ReplicaRecord
+
+NONE = "-"
+DIGEST_CHARS = 12
+
+
+def adapters_grid(adapters: list[AdapterRecord]) -> Grid:
+    headers = ("NAME", "LIVE", "VERSIONS", "ALIASES", "RANK", "SIZE", "OWNER", "CHANGED")
+    rows = [_adapter_row(adapter) for adapter in sorted(adapters, key=lambda adapter: adapter.name)]
+    return Grid(headers, rows, right=frozenset({"LIVE", "VERSIONS", "RANK", "SIZE"}))
+
+
+def _adapter_row(adapter: AdapterRecord) -> tuple[str, ...]:
+    live = adapter.version(adapter.aliases.get(LIVE_ALIAS, 0))
+    others = (f"{alias}={number}" for alias, number in sorted(adapter.aliases.items()) if alias != LIVE_ALIAS)
+    newest_s = max((version.created_at_s for version in adapter.versions), default=adapter.created_at_s)
+    return (
+        adapter.name,
+        str(live.number) if live else "staging" if adapter.pending else NONE,
+        str(len(adapter.versions)),
+        " ".join(others) or NONE,
+        str(live.max_rank) if live else NONE,
+        human_bytes(live.num_bytes) if live else NONE,
+        adapter.owner,
+        f"{human_age(newest_s)} ago",
+    )
+
+
+def versions_grid(adapter: AdapterRecord, replicas: list[ReplicaRecord]) -> Grid:
+    headers = ("VERSION", "STATE", "ALIASES", "STAGED", "RESIDENT", "RANK", "SIZE", "TARGETS", "DIGEST", "CREATED")
+    rows = []
+    for version in sorted(adapter.versions, key=lambda version: -version.number):
+        aliases = (alias for alias, number in sorted(adapter.aliases.items()) if number == version.number)
+        row = (
+            str(version.number),
+            version.state.value,
+            " ".join(aliases) or NONE,
+            f"{num_staged(version.digest, replicas)}/{len(replicas)}",
+            str(sum(version.digest in replica.resident for replica in replicas)),
+            str(version.max_rank),
+            human_bytes(version.num_bytes),
+            ",".join(version.target_names),
+            version.digest[:DIGEST_CHARS],
+            f"{human_age(version.created_at_s)} ago",
+        )
+        rows.append(row)
+    title = f"{adapter.name} (owner {adapter.owner}, callers {', '.join(adapter.callers)}, revision {adapter.revision})"
+    return Grid(headers, rows, title=title, right=frozenset({"VERSION", "STAGED", "RESIDENT", "RANK", "SIZE"}))
+
+
+def version_lines(name: str, detail: VersionDetail) -> list[str]:
+    version, manifest = detail.version, detail.manifest
+    scales = sorted({module.scale for module in manifest.modules})
+    lines = [
+        f"{name}@{version.number}  {version.state.value}, created {human_age(version.created_at_s)} ago",
+        f"  digest   {version.digest}",
+        f"  base     {manifest.base_digest} ({'verified' if manifest.base_verified else 'matched by shapes only'})",
+        f"  size     {human_bytes(version.num_bytes)} in {len(manifest.modules)} modules",
+        f"  rank     {version.max_rank}, scale {', '.join(f'{scale:g}' for scale in scales)}",
+        f"  targets  {', '.join(version.target_names)}",
+    ]
+    return lines + [f"  warning  {warning.code}: {warning.message}" for warning in manifest.warnings]
+
+
+def replicas_grid(replicas: list[ReplicaRecord]) -> Grid:
+    headers = ("RING", "REPLICA", "NODE", "RESIDENT", "STAGED", "FAILED", "REVISION")
+    rows = [
+        (
+            str(replica.ring_id),
+            replica.replica_id,
+            replica.node_id,
+            f"{len(replica.resident)}/{replica.num_slots}",
+            str(len(replica.staged)),
+            str(len(replica.failed)),
+            str(replica.revision),
+        )
+        for replica in sorted(replicas, key=lambda replica: replica.ring_id)
+    ]
+    return Grid(headers, rows, right=frozenset({"RING", "RESIDENT", "STAGED", "FAILED", "REVISION"}))
+
+
+def event_line(event: Event) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at_s))
+    what = event.name or (event.digest or "")[:DIGEST_CHARS]
+    if event.name and event.number is not None:
+        what = f"{event.name}@{event.number}"
+    detail = " ".join(f"{key}={value}" for key, value in sorted(event.detail.items()))
+    return COLUMN_GAP.join(
+        part for part in (at, f"r{event.revision}", event.kind, what, f"by {event.actor}", detail) if part
+    )
+
+
+def num_staged(digest: str, replicas: list[ReplicaRecord]) -> int:
+    return sum(digest in replica.staged for replica in replicas)
+
+
+def arrival_line(activation: Activation, replicas: list[ReplicaRecord]) -> str:
+    """`legal@1 is live on 2 replicas (0.4 s)`."""
+    count = num_staged(activation.digest, replicas)
+    where = "" if not count else f" on {count} replica{'' if count == 1 else 's'}"
+    took = "" if activation.staged_after_s is None else f" ({activation.staged_after_s:.1f} s)"
+    return f"{activation.name}@{activation.number} is {activation.alias}{where}{took}"
+
+
+def model_name(activation: Activation) -> str:
+    """What a request writes as its `model`."""
+    return activation.name if activation.alias == LIVE_ALIAS else f"{activation.name}@{activation.alias}"
+
+
+def curl_lines(url: str, model: str, *, has_key: bool) -> list[str]:
+    """A chat request to copy; a key is named by its variable, never shown."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    key = ['  -H "Authorization: Bearer $LORAFLEET_API_KEY" \\'] if has_key else []
+    return [
+        f"curl {url}/v1/chat/completions \\",
+        *key,
+        "  -H 'Content-Type: application/json' \\",
+        f"  -d '{body}'",
+    ]
+
+
+def python_lines(url: str, model: str, *, has_key: bool) -> list[str]:
+    key = 'os.environ["LORAFLEET_API_KEY"]' if has_key else '"none"'
+    return [
+        *(["import os"] if has_key else []),
+        "from openai import OpenAI",
+        f'client = OpenAI(base_url="{url}/v1", api_key={key})',
+        f'client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Hello"}}])',
+    ]
+
+
+def next_steps(url: str, base: str | None, *, has_key: bool) -> list[str]:
+    """What to do with a fleet that has just become ready. `base` is the base model's name, None when unknown."""
+    model = base or "NAME"
+    return [
+        "push an adapter:",
+        "  lorafleet push NAME DIR",
+        "call it with curl:",
+        *(f"  {line}" for line in curl_lines(url, model, has_key=has_key)),
+        "or from Python:",
+        *(f"  {line}" for line in python_lines(url, model, has_key=has_key)),
+    ]
