@@ -6,9 +6,11 @@ RegistryError
 ├── ModelNotFound        a request's `model` names nothing this tenant may call
 ├── Conflict             a compare-and-set lost, or a name is taken by another owner
 ├── NotReady             no base model has been published yet, or no replica is ready
+│   └── RegistryUnavailable  the registry itself cannot be reached
 ├── StagingFailed        a replica reported that it cannot stage the version
 ├── LimitExceeded        an upload is larger, or has more entries, than the configuration allows
-└── JoinRefused          a replica lacks a version it must hold, or its base differs
+├── BlobNotFound         no blob has this sha256
+└── JoinRefused          a replica lacks a version it must hold, or its base differs; carries the missing digests
 """
 
 from registry.types import Fault
@@ -56,6 +58,10 @@ class NotReady(RegistryError):
     code = "not_ready"
 
 
+class RegistryUnavailable(NotReady):
+    code = "registry_unavailable"
+
+
 class StagingFailed(RegistryError):
     code = "staging_failed"
 
@@ -64,5 +70,18 @@ class LimitExceeded(RegistryError):
     code = "limit_exceeded"
 
 
+class BlobNotFound(RegistryError):
+    code = "blob_not_found"
+
+
 class JoinRefused(RegistryError):
+    """`missing` lists the digests that the replica must stage before it may join; empty when it can never join."""
+
     code = "join_refused"
+
+    def __init__(self, message: str, missing: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (JoinRefused, (self.message, self.missing))

@@ -28,6 +28,7 @@ CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 300.0
 """An upload is validated before it is answered, and a big one takes a while."""
 START_HINT = "is the server up? start it with: make serve"
+KEY_HINT = "set LORAFLEET_API_KEY or pass --key"
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
@@ -161,7 +162,8 @@ def refusal(response: httpx.Response) -> Refused:
         )
         return Refused(message, code=f"http_{response.status_code}")
     faults = tuple(_fault(fault) for fault in error.get("faults") or ())
-    return Refused(str(error.get("message")), code=str(error.get("code") or error.get("type")), faults=faults)
+    code, hint = str(error.get("code") or error.get("type")), KEY_HINT if response.status_code == 401 else None
+    return Refused(str(error.get("message")), code=code, faults=faults, hint=hint)
 
 
 def _fault(data: Any) -> Fault:

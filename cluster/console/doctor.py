@@ -6,7 +6,7 @@ from enum import StrEnum
 from urllib.parse import urlsplit
 
 from cluster.console.client import LOOPBACK_HOSTS, ControlClient
-from cluster.console.errors import ControlError, Refused
+from cluster.console.errors import ControlError
 from cluster.console.follow import what_is_missing
 from cluster.console.scrape import read_scrape
 
@@ -45,13 +45,7 @@ def _safely(check: Check, client: ControlClient) -> Finding:
     try:
         return check(client)
     except ControlError as error:
-        hint = _key_hint(error) or error.hint
-        return Finding(_question(check), Verdict.FAILED, error.message, hint)
-
-
-def _key_hint(error: ControlError) -> str | None:
-    keyless = isinstance(error, Refused) and ("key" in error.code or error.code in ("http_401", "http_403"))
-    return "set LORAFLEET_API_KEY or pass --key" if keyless else None
+        return Finding(_question(check), Verdict.FAILED, error.message, error.hint)
 
 
 def _question(check: Check) -> str:

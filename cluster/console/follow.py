@@ -12,6 +12,8 @@ from registry.types import Activation, ActivationState
 POLL_S = 0.5
 HOLD_S = 2.0
 """How long the server may hold one question about an activation."""
+PAUSE_S = 0.05
+"""Between two questions, should the server not hold them."""
 UNDER_WAY = (ActivationState.PENDING, ActivationState.FLIPPED)
 
 Sleep = Callable[[float], None]
@@ -19,7 +21,13 @@ Clock = Callable[[], float]
 
 
 def follow(
-    client: ControlClient, activation: Activation, show: ShowWait, *, timeout_s: float, clock: Clock = time.monotonic
+    client: ControlClient,
+    activation: Activation,
+    show: ShowWait,
+    *,
+    timeout_s: float,
+    sleep: Sleep = time.sleep,
+    clock: Clock = time.monotonic,
 ) -> Activation:
     """Ask until the alias has moved and every gateway knows; raises Refused when it fails or takes too long."""
     deadline_s = clock() + timeout_s
@@ -27,9 +35,19 @@ def follow(
         show(waiting_line(activation))
         left_s = deadline_s - clock()
         if left_s <= 0:
-            raise Refused(f"gave up after {timeout_s:g} s: {waiting_line(activation)}", code="timeout")
-        activation = client.activation(activation.activation_id, wait_s=min(HOLD_S, left_s))
+            hint = "the server goes on; look again with: lorafleet show " + activation.name
+            raise Refused(f"gave up after {timeout_s:g} s: {waiting_line(activation)}", code="timeout", hint=hint)
+        activation = _ask_again(client, activation, min(HOLD_S, left_s))
+        sleep(PAUSE_S)
     return arrived(activation)
+
+
+def _ask_again(client: ControlClient, activation: Activation, hold_s: float) -> Activation:
+    """The activation as it is now; as it was while the server restarts, for an activation outlives that."""
+    try:
+        return client.activation(activation.activation_id, wait_s=hold_s)
+    except Unreachable:
+        return activation
 
 
 def arrived(activation: Activation) -> Activation:
@@ -37,7 +55,8 @@ def arrived(activation: Activation) -> Activation:
     version, alias = f"{activation.name}@{activation.number}", activation.alias
     if activation.state is ActivationState.FAILED:
         reason = activation.error or "no reason was given"
-        raise Refused(f"{version} is not {alias}: {reason}", code="staging_failed")
+        hint = f"{alias} stays where it was"
+        raise Refused(f"{version} is not {alias}: {reason}", code="staging_failed", hint=hint)
     if activation.state is ActivationState.SUPERSEDED:
         raise Refused(f"{version} is not {alias}: a later activation replaced it", code="superseded")
     return activation

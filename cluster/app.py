@@ -1,0 +1,63 @@
+"""Builders of the two Serve applications: `serve run` calls them with the YAML's `args`."""
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+
+from cluster.affinity_router import AffinityRouter
+from cluster.config import ActorOptions, FleetConfig, load_fleet, load_registry
+from cluster.deployments import GatewayDeployment, ReplicaDeployment, ReplicaFactory
+from cluster.registry_actor import RegistryActor
+from replica.model.base_files import base_name
+from replica.replica import Replica
+
+HEALTH_PERIOD_S = 2.0
+HEALTH_TIMEOUT_S = 10.0
+
+
+def build_registry(args: dict[str, Any]) -> Application:
+    """The registry application: one actor that outlives every redeploy of the fleet."""
+    deployment = serve.deployment(
+        name="RegistryActor",
+        num_replicas=1,
+        max_ongoing_requests=10_000,
+        graceful_shutdown_timeout_s=10,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=HEALTH_PERIOD_S,
+    )(RegistryActor)
+    return deployment.bind(load_registry(args))
+
+
+def build_fleet(args: dict[str, Any]) -> Application:
+    """The fleet application: gateways in front of replicas."""
+    return fleet(load_fleet(args))
+
+
+def fleet(config: FleetConfig, replica_factory: ReplicaFactory = Replica) -> Application:
+    """As `build_fleet`, with another engine behind the same protocol when `replica_factory` is given."""
+    replicas = serve.deployment(
+        name="Replica",
+        request_router_config=RequestRouterConfig(request_router_class=AffinityRouter),
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        **options(config, config.replicas),
+    )(ReplicaDeployment)
+    gateways = serve.deployment(
+        name="Gateway",
+        health_check_period_s=HEALTH_PERIOD_S,
+        **options(config, config.gateways),
+    )(serve.ingress()(GatewayDeployment))
+    base_names = (base_name(config.replica.model),)
+    return gateways.bind(config, base_names, replicas.bind(config, replica_factory))
+
+
+def options(config: FleetConfig, actors: ActorOptions) -> dict[str, Any]:
+    """What a deployment asks of Serve and Ray."""
+    return {
+        "num_replicas": actors.count,
+        "max_ongoing_requests": config.max_ongoing_requests,
+        "graceful_shutdown_timeout_s": config.drain_timeout_s,
+        "ray_actor_options": {"num_cpus": actors.num_cpus, "num_gpus": actors.num_gpus},
+    }

@@ -1,0 +1,109 @@
+"""Configuration of a fleet: strict models, the same in a Serve YAML's `args`, in the environment and in code.
+
+The fleet application takes a FleetConfig, the registry application a RegistryConfig (so that a change to the fleet leaves
+the registry running). Environment variables start with `LORAFLEET_` and nest with two underscores (`LORAFLEET_REPLICA__ADAPTERS__MAX_SLOTS=12`);
+they win over the YAML file. A misspelt key or variable is an error, because Serve itself ignores what it does not know.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from registry.config import RegistryConfig
+from replica.config import ReplicaConfig
+from router.config import RouterConfig
+
+ENV_PREFIX = "LORAFLEET_"
+REGISTRY_SECTION = "registry"
+CLIENT_VARIABLES = frozenset({"LORAFLEET_URL", "LORAFLEET_API_KEY", "LORAFLEET_BASE", "LORAFLEET_CACHE"})
+"""Variables of the command line and of the tests, which are no configuration of the fleet."""
+
+
+class ConfigError(ValueError):
+    """The configuration is wrong; the message names field, value and what is allowed."""
+
+
+class ActorOptions(BaseModel):
+    """What one deployment's replicas ask of Ray."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    count: int = Field(default=1, ge=1)
+    num_cpus: float = Field(default=0.0, ge=0)
+    num_gpus: float = Field(default=0.0, ge=0)
+
+
+class FleetConfig(BaseModel):
+    """Everything the replicas and gateways of a fleet need."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    replica: ReplicaConfig
+    router: RouterConfig = Field(default_factory=RouterConfig)
+    replicas: ActorOptions = ActorOptions(count=2)
+    gateways: ActorOptions = ActorOptions(count=1)
+    registry_app: str = "registry"
+    """Name of the Serve application that runs the registry actor."""
+    max_ongoing_requests: int = Field(default=4096, ge=1)
+    """What Serve lets through to one replica; the engine admits for itself."""
+    drain_timeout_s: float = Field(default=600.0, gt=0)
+    watch_timeout_s: float = Field(default=2.0, gt=0, le=30)
+    channel_linger_s: float = Field(default=2.0, gt=0)
+    """How long a gateway's token channel stays open with nothing in flight; a drain waits that long."""
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def load_fleet(args: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> FleetConfig:
+    """The fleet's configuration from YAML `args` and the environment. Raises ConfigError, one line per mistake."""
+    overrides = environment_overrides(os.environ if environ is None else environ)
+    overrides.pop(REGISTRY_SECTION, None)
+    return validate(FleetConfig, merge(dict(args), overrides))
+
+
+def load_registry(args: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> RegistryConfig:
+    """The registry's configuration; its variables begin with `LORAFLEET_REGISTRY__`. Raises ConfigError."""
+    overrides = environment_overrides(os.environ if environ is None else environ)
+    return validate(RegistryConfig, merge(dict(args), overrides.get(REGISTRY_SECTION, {})))
+
+
+def validate(model: type[Model], values: Mapping[str, Any]) -> Model:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(describe(error)) from None
+
+
+def environment_overrides(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The nested settings that `LORAFLEET_*` variables spell; values are parsed as YAML scalars."""
+    overrides: dict[str, Any] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable in CLIENT_VARIABLES:
+            continue
+        *parents, leaf = variable.removeprefix(ENV_PREFIX).lower().split("__")
+        node = overrides
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = yaml.safe_load(text)
+    return overrides
+
+
+def merge(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`under` with the leaves of `over` laid on top."""
+    for key, value in over.items():
+        below = under.get(key)
+        under[key] = merge(dict(below), value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return under
+
+
+def describe(error: ValidationError) -> str:
+    """One line per mistake: where, what was given, and what is wrong with it."""
+    lines = []
+    for fault in error.errors():
+        place = ".".join(str(part) for part in fault["loc"])
+        lines.append(f"{place}: {fault['msg']} (got {fault['input']!r})")
+    return "\n".join(lines)

@@ -1,0 +1,201 @@
+"""A replica's life in the fleet: publish the base, stage what exists, join, then follow the catalog and acknowledge.
+
+It pulls, so a late joiner, a restarted replica and a restarted registry all heal by the same path.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from cluster.registry_actor import ReplicaReport
+from registry.errors import JoinRefused, RegistryError, RegistryUnavailable
+from registry.types import AdapterManifest, AdapterRecord, BaseSpec, CatalogDelta, ReplicaRecord, VersionState
+
+logger = logging.getLogger("lorafleet.member")
+RETRY_S = 0.5
+REPORT_PERIOD_S = 1.0
+MAX_PARALLEL_STAGES = 4
+
+
+class Stager(Protocol):
+    """What a member needs of its replica."""
+
+    async def stage(self, manifest: AdapterManifest) -> None: ...
+
+    def forget(self, digest: str) -> None: ...
+
+    def staged(self) -> Sequence[str]: ...
+
+    def resident(self) -> Sequence[str]: ...
+
+
+class MemberRegistry(Protocol):
+    """What a member needs of the registry."""
+
+    async def store_blob(self, data: bytes) -> str: ...
+
+    async def publish_base(self, spec: BaseSpec) -> None: ...
+
+    async def changes(self, after_revision: int) -> CatalogDelta | None: ...
+
+    async def watch(self, after_revision: int, timeout_s: float) -> CatalogDelta | None: ...
+
+    async def manifest(self, digest: str) -> AdapterManifest: ...
+
+    async def join_replica(
+        self, replica_id: str, node_id: str, num_slots: int, base_digest: str, staged: tuple[str, ...]
+    ) -> ReplicaRecord: ...
+
+    async def report_replica(self, report: ReplicaReport) -> bool: ...
+
+    async def leave_replica(self, replica_id: str) -> None: ...
+
+
+class Member:
+    """Keeps one replica joined. `run` never returns; cancel it to stop following."""
+
+    def __init__(
+        self,
+        replica_id: str,
+        node_id: str,
+        num_slots: int,
+        base: BaseSpec,
+        tokenizer: bytes,
+        stager: Stager,
+        registry: MemberRegistry,
+        watch_timeout_s: float,
+    ) -> None:
+        self._replica_id = replica_id
+        self._node_id = node_id
+        self._num_slots = num_slots
+        self._base = base
+        self._tokenizer = tokenizer
+        self._stager = stager
+        self._registry = registry
+        self._watch_timeout_s = watch_timeout_s
+        self._revision = 0
+        self._adapters: dict[str, AdapterRecord] = {}
+        self._failed: dict[str, str] = {}
+        self._staging: dict[str, asyncio.Task[None]] = {}
+        self._gate = asyncio.Semaphore(MAX_PARALLEL_STAGES)
+        self._news = asyncio.Event()
+        self.is_joined = False
+
+    def __repr__(self) -> str:
+        return f"Member({self._replica_id}, revision={self._revision}, staging={len(self._staging)})"
+
+    async def run(self) -> None:
+        """Join and follow for ever; whatever goes wrong is logged and tried again."""
+        while True:
+            try:
+                await self._join()
+                await self._follow()
+            except RegistryUnavailable as error:
+                logger.warning("%s; serving on from what is staged", error.message)
+            except JoinRefused as error:
+                logger.info("not joined yet: %s", error.message)
+            except Exception:
+                logger.exception("the member stumbled; it joins again")
+            self.is_joined = False
+            await asyncio.sleep(RETRY_S)
+
+    async def leave(self) -> None:
+        """Give the lease back, so that gateways stop sending work at once."""
+        try:
+            await self._registry.leave_replica(self._replica_id)
+        except RegistryError as error:
+            logger.warning("could not leave: %s", error.message)
+
+    async def _join(self) -> None:
+        """Stage everything there is, then ask to be counted."""
+        await self._registry.store_blob(self._tokenizer)
+        await self._registry.publish_base(self._base)
+        self._adapters.clear()
+        self._failed.clear()
+        self._apply(await self._registry.changes(0))
+        while self._staging:
+            await asyncio.wait(list(self._staging.values()))
+        record = await self._registry.join_replica(
+            self._replica_id, self._node_id, self._num_slots, self._base.digest, tuple(self._stager.staged())
+        )
+        self.is_joined = True
+        logger.info("joined as ring member %d", record.ring_id)
+
+    async def _follow(self) -> None:
+        """Watch and report side by side until the lease is found to be gone."""
+        watching = asyncio.create_task(self._watch_forever())
+        try:
+            while await self._report():
+                await self._wait_for_news()
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch_forever(self) -> None:
+        while True:
+            try:
+                self._apply(await self._registry.watch(self._revision, self._watch_timeout_s))
+            except Exception as error:
+                logger.warning("watch: %s", error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _report(self) -> bool:
+        """Renew the lease and acknowledge. False when the lease is gone; a silent registry is waited for."""
+        report = ReplicaReport(
+            replica_id=self._replica_id,
+            revision=self._revision,
+            staged=tuple(self._stager.staged()),
+            resident=tuple(self._stager.resident()),
+            failed=dict(self._failed),
+        )
+        try:
+            return await self._registry.report_replica(report)
+        except RegistryUnavailable as error:
+            logger.warning("%s; serving on from what is staged", error.message)
+            return True
+
+    async def _wait_for_news(self) -> None:
+        try:
+            await asyncio.wait_for(self._news.wait(), REPORT_PERIOD_S)
+        except TimeoutError:
+            return
+        self._news.clear()
+
+    def _apply(self, delta: CatalogDelta | None) -> None:
+        """Take a change of the catalog: start staging what is new, drop what nothing serves any more."""
+        if delta is None:
+            return
+        if delta.full:
+            self._adapters.clear()
+        self._adapters.update({adapter.name: adapter for adapter in delta.adapters})
+        self._revision = delta.revision
+        wanted = self._wanted()
+        for digest in set(self._stager.staged()) - wanted:
+            self._stager.forget(digest)
+        pending = {digest for adapter in self._adapters.values() for digest in adapter.pending}
+        for digest in wanted - set(self._stager.staged()) - self._staging.keys():
+            if digest in pending or digest not in self._failed:
+                self._staging[digest] = asyncio.create_task(self._stage(digest))
+        self._news.set()
+
+    def _wanted(self) -> set[str]:
+        """Digests of every version that may be served."""
+        return {
+            version.digest
+            for adapter in self._adapters.values()
+            for version in adapter.versions
+            if version.state is VersionState.ACTIVE
+        }
+
+    async def _stage(self, digest: str) -> None:
+        try:
+            async with self._gate:
+                await self._stager.stage(await self._registry.manifest(digest))
+            self._failed.pop(digest, None)
+        except Exception as error:
+            logger.warning("cannot stage %s: %s", digest[:12], error)
+            self._failed[digest] = str(error)
+        finally:
+            del self._staging[digest]
+            self._news.set()

@@ -1,0 +1,219 @@
+"""The registry actor: the plain Registry behind a Serve deployment of one replica, with its watches and its clockwork.
+
+Correctness comes from the database, never from being alone: for a moment there may be two of these.
+"""
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from registry.config import RegistryConfig
+from registry.errors import AdapterNotFound, LimitExceeded
+from registry.service import Registry
+from registry.types import (
+    Activation,
+    AdapterManifest,
+    AdapterRecord,
+    BaseSpec,
+    CatalogDelta,
+    Event,
+    PushResult,
+    ReplicaRecord,
+)
+from registry.watch import Watch
+
+logger = logging.getLogger("lorafleet.registry")
+Result = TypeVar("Result")
+
+
+class ReplicaReport(BaseModel):
+    """What a replica says of itself when it follows the registry: it renews the lease and acknowledges."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    replica_id: str
+    revision: int
+    staged: tuple[str, ...]
+    resident: tuple[str, ...] = ()
+    failed: dict[str, str] = {}
+
+
+class RegistryActor:
+    """Serves members (replicas, gateways) and the control API. All methods may be repeated after a lost answer."""
+
+    def __init__(self, config: RegistryConfig, tick_s: float = 0.25) -> None:
+        self._config = config
+        self._registry = Registry.open(config)
+        self._watch = Watch(self._registry)
+        self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="registry")
+        self._uploads: dict[str, Path] = {}
+        self._tick_s = tick_s
+        self._clockwork: asyncio.Task[None] | None = None
+
+    async def _run(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
+        """Run a blocking registry call on a thread, and the clockwork from the first call on."""
+        if self._clockwork is None:
+            self._clockwork = asyncio.get_running_loop().create_task(self._tick_forever())
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
+
+    async def _change(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
+        """Run a call that may change the catalog, then let activations advance and wake the watchers."""
+        result = await self._run(function, *args, **kwargs)
+        await self._advance()
+        return result
+
+    async def _advance(self) -> None:
+        await self._run(self._registry.advance)
+        self._watch.notify()
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._tick_s)
+            try:
+                if await self._run(self._registry.advance):
+                    self._watch.notify()
+            except Exception:
+                logger.exception("the registry's clockwork stumbled; it tries again")
+
+    def check_health(self) -> None:
+        """Serve replaces the actor when its clockwork has stopped."""
+        if self._clockwork is not None and self._clockwork.done():
+            raise RuntimeError("the registry's clockwork has stopped")
+
+    # Members.
+
+    async def publish_base(self, spec: BaseSpec) -> int:
+        return await self._change(self._registry.publish_base, spec, actor="replica")
+
+    async def changes(self, after_revision: int) -> CatalogDelta | None:
+        return await self._run(self._registry.changes, after_revision)
+
+    async def join_replica(
+        self, replica_id: str, node_id: str, num_slots: int, base_digest: str, staged: tuple[str, ...]
+    ) -> ReplicaRecord:
+        return await self._change(
+            self._registry.join_replica,
+            replica_id=replica_id,
+            node_id=node_id,
+            num_slots=num_slots,
+            base_digest=base_digest,
+            staged=staged,
+        )
+
+    async def report_replica(self, report: ReplicaReport) -> bool:
+        """Renew a replica's lease and take its acknowledgements. False: the lease is gone, join again."""
+        record = await self._change(
+            self._registry.renew_replica,
+            report.replica_id,
+            revision=report.revision,
+            staged=report.staged,
+            resident=report.resident,
+            failed=report.failed,
+        )
+        return record is not None
+
+    async def leave_replica(self, replica_id: str) -> None:
+        await self._change(self._registry.leave_replica, replica_id)
+
+    async def leave_gateway(self, gateway_id: str) -> None:
+        await self._change(self._registry.leave_gateway, gateway_id)
+
+    async def watch(self, after_revision: int, timeout_s: float) -> CatalogDelta | None:
+        return await self._watch.wait(after_revision, timeout_s)
+
+    async def follow_gateway(self, gateway_id: str, revision: int, timeout_s: float) -> CatalogDelta | None:
+        """Renew a gateway's lease, acknowledge `revision`, and wait for news."""
+        await self._change(self._registry.renew_gateway, gateway_id, revision)
+        return await self._watch.wait(revision, timeout_s)
+
+    # Blobs, in pieces: a call through a Serve handle carries 4 MB at most.
+
+    async def read_blob(self, sha256: str, offset: int, length: int) -> bytes:
+        return await self._run(self._registry.blobs.read, sha256, offset, length)
+
+    async def blob_size(self, sha256: str) -> int:
+        return await self._run(self._registry.blobs.size, sha256)
+
+    async def begin_upload(self) -> str:
+        folder = Path(await self._run(tempfile.mkdtemp, prefix="lorafleet-upload-"))
+        self._uploads[folder.name] = folder
+        return folder.name
+
+    async def append_upload(self, upload_id: str, name: str, offset: int, data: bytes) -> None:
+        """Write a piece of one file of an upload. Raises AdapterNotFound when the actor restarted in between."""
+        folder = self._upload(upload_id)
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise LimitExceeded(f"file name {name!r} leaves the upload")
+        await self._run(write_piece, path, offset, data)
+
+    async def drop_upload(self, upload_id: str) -> None:
+        folder = self._uploads.pop(upload_id, None)
+        if folder is not None:
+            await self._run(shutil.rmtree, folder, ignore_errors=True)
+
+    async def store_blob(self, upload_id: str, name: str) -> str:
+        return await self._run(self._registry.blobs.put_file, self._upload(upload_id) / name)
+
+    def _upload(self, upload_id: str) -> Path:
+        folder = self._uploads.get(upload_id)
+        if folder is None:
+            raise AdapterNotFound(f"upload {upload_id} is unknown here; send it again")
+        return folder
+
+    # Control.
+
+    async def push(self, upload_id: str, name: str, owner: str, activate: bool) -> PushResult:
+        folder = self._upload(upload_id)
+        files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        return await self._change(self._registry.push, name, files, owner=owner, activate=activate)
+
+    async def adapters(self) -> tuple[AdapterRecord, ...]:
+        return await self._run(self._registry.adapters)
+
+    async def adapter(self, name: str) -> AdapterRecord:
+        return await self._run(self._registry.adapter, name)
+
+    async def manifest(self, digest: str) -> AdapterManifest:
+        return await self._run(self._registry.manifest, digest)
+
+    async def activate(
+        self, name: str, alias: str, number: int, actor: str, expected_revision: int | None
+    ) -> Activation:
+        return await self._change(
+            self._registry.activate, name, alias, number, actor=actor, expected_revision=expected_revision
+        )
+
+    async def rollback(self, name: str, alias: str, actor: str) -> Activation:
+        return await self._change(self._registry.rollback, name, alias, actor=actor)
+
+    async def retire(self, name: str, number: int | None, actor: str) -> AdapterRecord:
+        return await self._change(self._registry.retire, name, number, actor=actor)
+
+    async def activation(self, activation_id: int) -> Activation:
+        return await self._run(self._registry.activation, activation_id)
+
+    async def wait_activation(self, activation_id: int, timeout_s: float) -> Activation:
+        return await self._watch.wait_activation(activation_id, timeout_s)
+
+    async def events(self, after: int, limit: int) -> tuple[Event, ...]:
+        return await self._run(self._registry.events, after, limit)
+
+    async def check_integrity(self) -> None:
+        await self._run(self._registry.check_integrity)
+
+
+def write_piece(path: Path, offset: int, data: bytes) -> None:
+    """Write `data` at `offset`; writing the same piece twice changes nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("r+b" if path.exists() else "wb") as file:
+        file.seek(offset)
+        file.write(data)

@@ -1,0 +1,153 @@
+"""The registry actor as gateways and replicas see it: our own errors, retries over a restart, blobs in pieces."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from cluster.registry_actor import ReplicaReport
+from cluster.serve_calls import MemberLost, call
+from registry.errors import RegistryUnavailable
+from registry.types import (
+    Activation,
+    AdapterManifest,
+    AdapterRecord,
+    BaseSpec,
+    CatalogDelta,
+    Event,
+    PushResult,
+    ReplicaRecord,
+)
+
+PIECE_BYTES = 1024 * 1024
+ANSWER_S = 30.0
+RETRY_DELAYS_S = (0.2, 0.5, 1.0, 2.0)
+
+
+class ServeRegistry:
+    """`router.gateway.RegistryClient`, and what replicas need, over the registry's deployment handle.
+
+    Every method raises RegistryUnavailable when the actor cannot be reached, else what the registry raised.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    async def _call(self, method: str, *args: Any, within_s: float = ANSWER_S) -> Any:
+        """One call, tried again while the actor restarts: the actor's methods may all be repeated."""
+        for delay_s in (*RETRY_DELAYS_S, None):
+            try:
+                return await call(getattr(self._handle, method).remote(*args), within_s)
+            except TimeoutError:
+                raise RegistryUnavailable(f"the registry did not answer within {within_s:g} s") from None
+            except MemberLost as error:
+                if delay_s is None:
+                    raise RegistryUnavailable(f"the registry cannot be reached: {error}") from error
+                await asyncio.sleep(delay_s)
+        raise AssertionError("unreachable")
+
+    # What replicas and gateways follow.
+
+    async def publish_base(self, spec: BaseSpec) -> None:
+        await self._call("publish_base", spec)
+
+    async def changes(self, after_revision: int) -> CatalogDelta | None:
+        return cast(CatalogDelta | None, await self._call("changes", after_revision))
+
+    async def watch(self, after_revision: int, timeout_s: float) -> CatalogDelta | None:
+        delta = await self._call("watch", after_revision, timeout_s, within_s=timeout_s + ANSWER_S)
+        return cast(CatalogDelta | None, delta)
+
+    async def follow_gateway(self, gateway_id: str, revision: int, timeout_s: float) -> CatalogDelta | None:
+        delta = await self._call("follow_gateway", gateway_id, revision, timeout_s, within_s=timeout_s + ANSWER_S)
+        return cast(CatalogDelta | None, delta)
+
+    async def join_replica(
+        self, replica_id: str, node_id: str, num_slots: int, base_digest: str, staged: tuple[str, ...]
+    ) -> ReplicaRecord:
+        record = await self._call("join_replica", replica_id, node_id, num_slots, base_digest, staged)
+        return cast(ReplicaRecord, record)
+
+    async def report_replica(self, report: ReplicaReport) -> bool:
+        return cast(bool, await self._call("report_replica", report))
+
+    async def leave_replica(self, replica_id: str) -> None:
+        await self._call("leave_replica", replica_id)
+
+    async def leave_gateway(self, gateway_id: str) -> None:
+        await self._call("leave_gateway", gateway_id)
+
+    # Blobs.
+
+    async def read_blob(self, sha256: str) -> bytes:
+        """A whole blob. Raises AdapterNotFound when there is none."""
+        size = cast(int, await self._call("blob_size", sha256))
+        offsets = range(0, size, PIECE_BYTES)
+        return b"".join([await self._call("read_blob", sha256, offset, PIECE_BYTES) for offset in offsets])
+
+    async def fetch_blob(self, sha256: str, to: Path) -> None:
+        """Write a blob to a file, a piece at a time."""
+        size = cast(int, await self._call("blob_size", sha256))
+        with to.open("wb") as file:
+            for offset in range(0, size, PIECE_BYTES):
+                piece = await self._call("read_blob", sha256, offset, PIECE_BYTES)
+                await asyncio.to_thread(file.write, piece)
+
+    async def store_blob(self, data: bytes) -> str:
+        """Put a blob; returns its sha256."""
+        upload_id = await self._call("begin_upload")
+        try:
+            for offset in range(0, len(data), PIECE_BYTES):
+                await self._call("append_upload", upload_id, "blob", offset, data[offset : offset + PIECE_BYTES])
+            return cast(str, await self._call("store_blob", upload_id, "blob"))
+        finally:
+            await self._call("drop_upload", upload_id)
+
+    async def _send_file(self, upload_id: str, name: str, path: Path) -> None:
+        offset = 0
+        with path.open("rb") as file:
+            while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+                await self._call("append_upload", upload_id, name, offset, piece)
+                offset += len(piece)
+
+    # Control.
+
+    async def push(self, name: str, files: Mapping[str, Path], *, owner: str, activate: bool) -> PushResult:
+        """Send an adapter's files and have them stored as a version."""
+        upload_id = await self._call("begin_upload")
+        try:
+            for file_name, path in files.items():
+                await self._send_file(upload_id, file_name, path)
+            return cast(PushResult, await self._call("push", upload_id, name, owner, activate))
+        finally:
+            await self._call("drop_upload", upload_id)
+
+    async def adapters(self) -> tuple[AdapterRecord, ...]:
+        return cast(tuple[AdapterRecord, ...], await self._call("adapters"))
+
+    async def adapter(self, name: str) -> AdapterRecord:
+        return cast(AdapterRecord, await self._call("adapter", name))
+
+    async def manifest(self, digest: str) -> AdapterManifest:
+        return cast(AdapterManifest, await self._call("manifest", digest))
+
+    async def activate(
+        self, name: str, alias: str, number: int, *, actor: str, expected_revision: int | None = None
+    ) -> Activation:
+        return cast(Activation, await self._call("activate", name, alias, number, actor, expected_revision))
+
+    async def rollback(self, name: str, alias: str, *, actor: str) -> Activation:
+        return cast(Activation, await self._call("rollback", name, alias, actor))
+
+    async def retire(self, name: str, number: int | None, *, actor: str) -> AdapterRecord:
+        return cast(AdapterRecord, await self._call("retire", name, number, actor))
+
+    async def activation(self, activation_id: int) -> Activation:
+        return cast(Activation, await self._call("activation", activation_id))
+
+    async def wait_activation(self, activation_id: int, timeout_s: float) -> Activation:
+        activation = await self._call("wait_activation", activation_id, timeout_s, within_s=timeout_s + ANSWER_S)
+        return cast(Activation, activation)
+
+    async def events(self, after: int, limit: int) -> tuple[Event, ...]:
+        return cast(tuple[Event, ...], await self._call("events", after, limit))

@@ -1,0 +1,132 @@
+"""The gateway's way to the replicas over Serve handles: one open call a request, one token channel a replica."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from cluster.channel import Batch, Inbox, split_by_request
+from cluster.serve_calls import MemberLost, call, translate
+from replica.messages import GenerateRequest
+from router.errors import ReplicaGone
+
+METRICS_TIMEOUT_S = 2.0
+
+
+class Channel:
+    """The reading end of one replica's token channel; reopened on demand, since the replica closes it when idle."""
+
+    def __init__(self, handle: Any, gateway_id: str, replica_id: str) -> None:
+        self._handle = handle.options(stream=True)
+        self._gateway_id = gateway_id
+        self._replica_id = replica_id
+        self._inboxes: dict[str, Inbox] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"Channel({self._replica_id}, open={len(self._inboxes)})"
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._inboxes
+
+    def open(self, request: GenerateRequest) -> Inbox:
+        inbox = self._inboxes[request.request_id] = Inbox(request.sampling.n)
+        if self._reader is None or self._reader.done():
+            self._reader = asyncio.get_running_loop().create_task(self._read())
+        return inbox
+
+    def close(self, request_id: str) -> None:
+        self._inboxes.pop(request_id, None)
+
+    def shutdown(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+
+    async def _read(self) -> None:
+        """Read until the replica closes an idle channel; if requests are open by then, read on."""
+        try:
+            while True:
+                stream = self._handle.tokens.remote(gateway_id=self._gateway_id, replica_id=self._replica_id)
+                async for batch in stream:
+                    self._deliver(batch)
+                if not self._inboxes:
+                    return
+        except Exception as error:
+            gone = ReplicaGone(f"replica {self._replica_id} was lost: {translate(error)}")
+            for inbox in self._inboxes.values():
+                inbox.fail(gone)
+
+    def _deliver(self, batch: Batch) -> None:
+        for request_id, chunks in split_by_request(batch).items():
+            inbox = self._inboxes.get(request_id)
+            if inbox is not None:
+                inbox.put(chunks)
+
+
+class ServeFleet:
+    """`router.gateway.Fleet` over the replicas' deployment handle."""
+
+    def __init__(self, handle: Any, gateway_id: str) -> None:
+        self._handle = handle
+        self._gateway_id = gateway_id
+        self._channels: dict[str, Channel] = {}
+        self._replica_ids: frozenset[str] = frozenset()
+
+    def _channel(self, replica_id: str) -> Channel:
+        channel = self._channels.get(replica_id)
+        if channel is None:
+            channel = self._channels[replica_id] = Channel(self._handle, self._gateway_id, replica_id)
+        return channel
+
+    def follow(self, replica_ids: frozenset[str]) -> None:
+        """Take the catalog's replicas; channels of those that left go once they carry nothing any more."""
+        self._replica_ids = replica_ids
+        for replica_id in self._channels.keys() - replica_ids:
+            if self._channels[replica_id].is_idle:
+                self._channels.pop(replica_id).shutdown()
+
+    async def generate(self, replica_id: str, request: GenerateRequest) -> AsyncIterator[Batch]:
+        """Chunks of one request. Closing the iterator cancels the call, and the replica aborts the request.
+
+        Raises ReplicaGone when the replica died or left, and ReplicaError subclasses as the replica raised them.
+        """
+        channel = self._channel(replica_id)
+        inbox = channel.open(request)
+        response = self._handle.generate.remote(request=request, gateway_id=self._gateway_id, replica_id=replica_id)
+        life = asyncio.get_running_loop().create_task(self._follow(response, replica_id, inbox))
+        try:
+            while not inbox.is_finished or not inbox.is_empty:
+                yield await inbox.get()
+        finally:
+            channel.close(request.request_id)
+            if not inbox.is_finished:
+                response.cancel()
+            life.cancel()
+
+    async def _follow(self, response: Any, replica_id: str, inbox: Inbox) -> None:
+        try:
+            await call(response)
+        except MemberLost as error:
+            inbox.fail(ReplicaGone(f"replica {replica_id} was lost: {error}"))
+        except Exception as error:
+            inbox.fail(error)
+
+    async def stop_choice(self, replica_id: str, request_id: str, index: int) -> None:
+        """End one choice of a request; a replica that is gone has ended it already."""
+        try:
+            await call(self._handle.stop_choice.remote(request_id=request_id, index=index, replica_id=replica_id))
+        except MemberLost:
+            return
+
+    async def metrics(self) -> Mapping[str, bytes]:
+        """Each replica's Prometheus text by replica id; those that do not answer in time are left out."""
+        replica_ids = sorted(self._replica_ids)
+        texts = await asyncio.gather(*(self._metrics_of(replica_id) for replica_id in replica_ids))
+        return {replica_id: text for replica_id, text in zip(replica_ids, texts, strict=True) if text is not None}
+
+    async def _metrics_of(self, replica_id: str) -> bytes | None:
+        try:
+            text: bytes = await call(self._handle.metrics.remote(replica_id=replica_id), METRICS_TIMEOUT_S)
+        except (MemberLost, TimeoutError):
+            return None
+        return text
