@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from cluster.console.client import LOOPBACK_HOSTS, ControlClient
 from cluster.console.errors import ControlError
 from cluster.console.follow import what_is_missing
+from cluster.console.render import count
 from cluster.console.scrape import read_scrape
 
 
@@ -83,7 +84,7 @@ def _replicas(client: ControlClient) -> Finding:
     if broken:
         return Finding("replicas", Verdict.WARNING, "; ".join(broken), "push the adapter again, or retire it")
     behind = max(replica.revision for replica in replicas) - min(replica.revision for replica in replicas)
-    return Finding("replicas", Verdict.OK, f"{len(replicas)} ready, {behind} revisions apart")
+    return Finding("replicas", Verdict.OK, f"{len(replicas)} ready, {count(behind, 'revision')} apart")
 
 
 def _adapters(client: ControlClient) -> Finding:
@@ -101,7 +102,7 @@ def _metrics(client: ControlClient) -> Finding:
         return Finding("metrics", Verdict.FAILED, f"not Prometheus text: {error}")
     if not num_instances:
         return Finding("metrics", Verdict.WARNING, "no replica's metrics are in it", "lorafleet top will be empty")
-    return Finding("metrics", Verdict.OK, f"from {num_instances} instances")
+    return Finding("metrics", Verdict.OK, f"from {count(num_instances, 'instance')}")
 
 
 CHECKS: tuple[Check, ...] = (_ready, _base, _replicas, _adapters, _metrics)

@@ -66,7 +66,7 @@ class Output:
         """One line of what went wrong, every fault below it; with `--json` also an error document."""
         hint = f" ({error.hint})" if error.hint else ""
         faults = error.faults if isinstance(error, Refused) else ()
-        message = f"the adapter has {_count(len(faults), 'fault')}" if faults else error.message
+        message = f"the adapter has {count(len(faults), 'fault')}" if faults else error.message
         self.err.print(Text("error: ", "bold red") + Text(one_line(message + hint)))
         for fault in faults:
             advice = f" ({fault.hint})" if fault.hint else ""
@@ -147,7 +147,8 @@ def human_age(then_s: float, now_s: float | None = None) -> str:
     return f"{age_s // 86400:.0f} d"
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """`1 fault`, `2 faults`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

@@ -17,7 +17,7 @@ LOADS = "lorafleet_adapter_loads_total"
 HITS = "lorafleet_slot_hits_total"
 MISSES = "lorafleet_slot_misses_total"
 TOKENS = "lorafleet_generated_tokens_total"
-REQUESTS = "lorafleet_requests_total"
+REQUESTS = "lorafleet_gateway_requests_total"
 
 INSTANCE_LABEL = "instance"
 MODEL_LABEL = "model"

@@ -11,7 +11,7 @@ from rich.live import Live
 from cluster.console import scrape
 from cluster.console.client import ControlClient
 from cluster.console.errors import Refused
-from cluster.console.render import Grid, Output, rich_table
+from cluster.console.render import Grid, Output, count, rich_table
 from cluster.console.scrape import Scrape
 from registry.types import ReplicaRecord
 
@@ -143,7 +143,7 @@ def _title(frame: Frame) -> str:
     tokens = sum(load.tokens_per_s or 0.0 for load in frame.replicas)
     swaps = sum(load.loads_per_s or 0.0 for load in frame.replicas)
     at = time.strftime("%H:%M:%S", time.localtime(frame.at_s))
-    return f"{at}  {len(frame.replicas)} replicas, {tokens:.0f} tokens/s, {swaps:.2f} swaps/s"
+    return f"{at}  {count(len(frame.replicas), 'replica')}, {tokens:.0f} tokens/s, {swaps:.2f} swaps/s"
 
 
 def _print(frame: Frame, output: Output) -> None:

@@ -4,7 +4,7 @@ import json
 import time
 
 from cluster.console.client import VersionDetail
-from cluster.console.render import COLUMN_GAP, Grid, human_age, human_bytes
+from cluster.console.render import COLUMN_GAP, Grid, count, human_age, human_bytes
 from registry.types import LIVE_ALIAS, Activation, AdapterRecord, Event, ReplicaRecord
 
 NONE = "-"
@@ -62,7 +62,7 @@ def version_lines(name: str, detail: VersionDetail) -> list[str]:
         f"{name}@{version.number}  {version.state.value}, created {human_age(version.created_at_s)} ago",
         f"  digest   {version.digest}",
         f"  base     {manifest.base_digest} ({'verified' if manifest.base_verified else 'matched by shapes only'})",
-        f"  size     {human_bytes(version.num_bytes)} in {len(manifest.modules)} modules",
+        f"  size     {human_bytes(version.num_bytes)} in {count(len(manifest.modules), 'module')}",
         f"  rank     {version.max_rank}, scale {', '.join(f'{scale:g}' for scale in scales)}",
         f"  targets  {', '.join(version.target_names)}",
     ]
@@ -103,8 +103,8 @@ def num_staged(digest: str, replicas: list[ReplicaRecord]) -> int:
 
 def arrival_line(activation: Activation, replicas: list[ReplicaRecord]) -> str:
     """`legal@1 is live on 2 replicas (0.4 s)`."""
-    count = num_staged(activation.digest, replicas)
-    where = "" if not count else f" on {count} replica{'' if count == 1 else 's'}"
+    holders = num_staged(activation.digest, replicas)
+    where = f" on {count(holders, 'replica')}" if holders else ""
     took = "" if activation.staged_after_s is None else f" ({activation.staged_after_s:.1f} s)"
     return f"{activation.name}@{activation.number} is {activation.alias}{where}{took}"
 
