@@ -1,1 +1,1 @@
-"""What exists: base model, immutable adapter versions, aliases, members and the change log. Knows no torch and no Ray."""
+"""What exists: base model, immutable adapter versions, aliases, members and the change log. No torch, no Ray."""

@@ -22,6 +22,11 @@ def is_adapter_name(name: str) -> bool:
     return re.fullmatch(NAME_PATTERN[1:-1], name) is not None and ".." not in name
 
 
+def is_alias_name(name: str) -> bool:
+    """Whether `name` may name an alias: 1 to 32 of `a-z 0-9 _ -`, first a letter, last a letter or digit."""
+    return re.fullmatch(ALIAS_PATTERN[1:-1], name) is not None
+
+
 class Record(BaseModel):
     """A frozen value that refuses unknown fields."""
 

@@ -1,0 +1,152 @@
+"""Activations: durable wishes to point an alias at a version, carried out when every replica has staged it.
+
+Every function runs inside the caller's transaction, so a decision and the membership it was based upon are one.
+"""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Row, insert, select, update
+
+from registry import records, tables
+from registry.database import Transaction
+from registry.errors import AdapterNotFound, Conflict
+from registry.types import ActivationState, ReplicaRecord, VersionRecord, VersionState
+
+REGISTRY = "registry"
+"""The actor of what the registry does by itself."""
+
+a = tables.activations.c
+
+
+def request(
+    tx: Transaction, name: str, alias: str, number: int, *, actor: str, expected_revision: int | None = None
+) -> int:
+    """Wish that `alias` pointed at version `number`; an older wish for the alias is superseded. Returns its id.
+
+    Raises AdapterNotFound, and Conflict when the adapter has changed since `expected_revision` or the version is
+    out of service.
+    """
+    record = records.adapter(tx.connection, name)
+    if expected_revision is not None and record.revision != expected_revision:
+        raise Conflict(f"{name} is at revision {record.revision}, not {expected_revision}")
+    version = record.version(number)
+    if version is None:
+        raise AdapterNotFound(f"{name} has no version {number}")
+    if version.state is not VersionState.ACTIVE:
+        raise Conflict(f"{name}@{number} is {version.state}")
+    older = (a.name == name, a.alias == alias, a.state == ActivationState.PENDING)
+    tx.connection.execute(update(tables.activations).where(*older).values(state=ActivationState.SUPERSEDED))
+    activation_id = _insert(tx, name, alias, version, actor)
+    detail = {"alias": alias, "activation_id": str(activation_id)}
+    tx.record("activation_requested", actor=actor, name=name, number=number, digest=version.digest, **detail)
+    return activation_id
+
+
+def previous_target(tx: Transaction, name: str, alias: str) -> int:
+    """The version that `alias` pointed at before, the latest that can still be served.
+
+    Raises AdapterNotFound when there is no such alias, Conflict when nothing is left to go back to.
+    """
+    record = records.adapter(tx.connection, name)
+    if alias not in record.aliases:
+        raise AdapterNotFound(f"{name} has no alias {alias!r}")
+    servable = {version.number for version in record.versions if version.state is VersionState.ACTIVE}
+    h = tables.alias_history.c
+    history = select(h.number).where(h.name == name, h.alias == alias).order_by(h.revision.desc())
+    for number in tx.connection.execute(history).scalars():
+        if number != record.aliases[alias] and number in servable:
+            return int(number)
+    raise Conflict(f"{name}@{alias} has no earlier version to go back to")
+
+
+def advance(tx: Transaction, *, timeout_s: float) -> None:
+    """Flip what every replica has staged, fail what cannot be, finish what every gateway has seen."""
+    live = records.replicas(tx.connection)
+    for row in _in_state(tx, ActivationState.PENDING):
+        error = _failure(row, live, tx.now_s - timeout_s)
+        if error is not None:
+            fail(tx, row, error)
+        elif live and all(row.digest in replica.staged for replica in live):
+            _flip(tx, row)
+    seen = (
+        tx.connection.execute(select(tables.gateways.c.revision).order_by(tables.gateways.c.revision)).scalars().first()
+    )
+    for row in _in_state(tx, ActivationState.FLIPPED):
+        if seen is None or seen >= row.flipped_revision:
+            _update(tx, row.activation_id, state=ActivationState.DONE)
+
+
+def fail_pending(tx: Transaction, name: str, number: int, error: str) -> None:
+    """Fail every activation that waits for that version."""
+    for row in _in_state(tx, ActivationState.PENDING):
+        if (row.name, row.number) == (name, number):
+            fail(tx, row, error)
+
+
+def fail(tx: Transaction, row: Row[tuple[object, ...]], error: str) -> None:
+    _update(tx, row.activation_id, state=ActivationState.FAILED, error=error)
+    detail = {"alias": row.alias, "activation_id": str(row.activation_id), "error": error}
+    tx.record("activation_failed", actor=REGISTRY, name=row.name, number=row.number, digest=row.digest, **detail)
+
+
+def _failure(row: Row[tuple[object, ...]], live: Sequence[ReplicaRecord], oldest_s: float) -> str | None:
+    """Why the activation cannot succeed any more; None while it can."""
+    for replica in live:
+        if row.digest in replica.failed:
+            return f"replica {replica.replica_id} cannot stage it: {replica.failed[row.digest]}"
+    late = [replica.replica_id for replica in live if row.digest not in replica.staged]
+    if row.requested_at_s < oldest_s and (late or not live):
+        return f"timed out waiting for {', '.join(late) or 'a replica'}"
+    return None
+
+
+def _flip(tx: Transaction, row: Row[tuple[object, ...]]) -> None:
+    """Move the alias, by compare-and-set on the activation's state."""
+    won = tx.connection.execute(
+        update(tables.activations)
+        .where(a.activation_id == row.activation_id, a.state == ActivationState.PENDING)
+        .values(state=ActivationState.FLIPPED)
+    )
+    if won.rowcount != 1:
+        return
+    revision = tx.record(
+        "alias_moved", actor=row.actor, name=row.name, number=row.number, digest=row.digest, alias=row.alias
+    )
+    _point(tx, row.name, row.alias, row.number, revision)
+    _update(tx, row.activation_id, flipped_revision=revision, staged_after_s=tx.now_s - row.requested_at_s)
+
+
+def _point(tx: Transaction, name: str, alias: str, number: int, revision: int) -> None:
+    al = tables.aliases.c
+    moved = tx.connection.execute(
+        update(tables.aliases).where(al.name == name, al.alias == alias).values(number=number, revision=revision)
+    )
+    values = {"name": name, "alias": alias, "number": number, "revision": revision}
+    if moved.rowcount == 0:
+        tx.connection.execute(insert(tables.aliases).values(values))
+    tx.connection.execute(insert(tables.alias_history).values(values))
+
+
+def _insert(tx: Transaction, name: str, alias: str, version: VersionRecord, actor: str) -> int:
+    result = tx.connection.execute(
+        insert(tables.activations).values(
+            name=name,
+            alias=alias,
+            number=version.number,
+            digest=version.digest,
+            actor=actor,
+            state=ActivationState.PENDING,
+            requested_at_s=tx.now_s,
+        )
+    )
+    (activation_id,) = result.inserted_primary_key or (0,)
+    return int(activation_id)
+
+
+def _in_state(tx: Transaction, state: ActivationState) -> Sequence[Row[tuple[object, ...]]]:
+    query = select(tables.activations).where(a.state == state).order_by(a.activation_id)
+    return tx.connection.execute(query).all()
+
+
+def _update(tx: Transaction, activation_id: int, **values: object) -> None:
+    tx.connection.execute(update(tables.activations).where(a.activation_id == activation_id).values(**values))

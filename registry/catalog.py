@@ -1,0 +1,101 @@
+"""What a gateway knows of the registry: resolves a request's `model` to a digest, once. Knows no database."""
+
+from collections.abc import Sequence
+
+from registry.errors import ModelNotFound
+from registry.types import (
+    LIVE_ALIAS,
+    AdapterRecord,
+    BaseSpec,
+    CatalogDelta,
+    Record,
+    ReplicaRecord,
+    VersionRecord,
+    VersionState,
+    is_adapter_name,
+    is_alias_name,
+)
+
+MAX_NUMBER_DIGITS = 9
+
+
+class Resolution(Record):
+    """What a request asked for. For the base model `adapter`, `number` and `digest` are None."""
+
+    model: str
+    adapter: str | None = None
+    number: int | None = None
+    digest: str | None = None
+
+
+class Catalog:
+    """The latest state that the registry has told, kept by applying its deltas in order."""
+
+    def __init__(self, base_names: Sequence[str]) -> None:
+        self.revision = 0
+        self.base: BaseSpec | None = None
+        self.replicas: tuple[ReplicaRecord, ...] = ()
+        self._base_names = frozenset(base_names)
+        self._adapters: dict[str, AdapterRecord] = {}
+
+    def __repr__(self) -> str:
+        return f"Catalog(revision={self.revision}, adapters={len(self._adapters)}, replicas={len(self.replicas)})"
+
+    @property
+    def adapters(self) -> tuple[AdapterRecord, ...]:
+        """Every adapter, by name."""
+        return tuple(self._adapters[name] for name in sorted(self._adapters))
+
+    def apply(self, delta: CatalogDelta) -> bool:
+        """Take over what changed; returns whether anything did. A delta that brings nothing new is ignored."""
+        if not delta.full and delta.revision <= self.revision:
+            return False
+        before = (self.revision, self.base, self.replicas, self._adapters)
+        kept = {} if delta.full else self._adapters
+        self._adapters = {**kept, **{adapter.name: adapter for adapter in delta.adapters}}
+        self.revision, self.base, self.replicas = delta.revision, delta.base, delta.replicas
+        return before != (self.revision, self.base, self.replicas, self._adapters)
+
+    def resolve(self, tenant: str, model: str) -> Resolution:
+        """The version that `model` names for this tenant: a base name, `name`, `name@4` or `name@alias`.
+
+        Names of the base match first and exactly. Raises ModelNotFound for everything that may not be called.
+        """
+        if model in self._base_names or (self.base is not None and model == self.base.base_id):
+            return Resolution(model=model)
+        name, at, reference = model.partition("@")
+        adapter = self._adapters.get(name) if is_adapter_name(name) else None
+        if adapter is None or not may_call(adapter, tenant):
+            raise ModelNotFound(f"the model {_shown(model)} does not exist")
+        version = _version(adapter, reference if at else LIVE_ALIAS)
+        if version is None:
+            raise ModelNotFound(f"the model {_shown(model)} does not exist: no version in service has that reference")
+        return Resolution(model=model, adapter=name, number=version.number, digest=version.digest)
+
+    def adapters_for(self, tenant: str) -> tuple[AdapterRecord, ...]:
+        """The adapters that the tenant may call, by name."""
+        return tuple(adapter for adapter in self.adapters if may_call(adapter, tenant))
+
+
+def may_call(adapter: AdapterRecord, tenant: str) -> bool:
+    """Whether requests of `tenant` may use the adapter."""
+    return tenant == adapter.owner or tenant in adapter.callers or "*" in adapter.callers
+
+
+def _version(adapter: AdapterRecord, reference: str) -> VersionRecord | None:
+    """The version in service that `reference` (a number or an alias) stands for."""
+    if _is_number(reference):
+        number: int | None = int(reference)
+    else:
+        number = adapter.aliases.get(reference) if is_alias_name(reference) else None
+    version = None if number is None else adapter.version(number)
+    return version if version is not None and version.state is VersionState.ACTIVE else None
+
+
+def _is_number(reference: str) -> bool:
+    plain = reference.isascii() and reference.isdecimal() and not reference.startswith("0")
+    return plain and len(reference) <= MAX_NUMBER_DIGITS
+
+
+def _shown(model: str) -> str:
+    return repr(model if len(model) <= 80 else model[:80] + "…")

@@ -1,0 +1,47 @@
+"""Configuration of the registry: where rows and blobs live, what an upload may be, how long leases last."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+MIB = 1024 * 1024
+
+
+class RegistryConfig(BaseModel):
+    """Everything the registry needs to know.
+
+    `database_url` is an SQLAlchemy URL and `blobs_url` a folder or an fsspec URL (`s3://bucket/prefix`); what is
+    omitted lives under `data_dir`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data_dir: Path = Path("data")
+    database_url: str | None = None
+    blobs_url: str | None = None
+    max_rank: int = Field(default=256, ge=1, le=4096)
+    max_adapter_bytes: int = Field(default=2048 * MIB, ge=1)
+    max_config_bytes: int = Field(default=MIB, ge=1)
+    max_files: int = Field(default=128, ge=1)
+    pattern_cpu_s: int = Field(default=1, ge=1)
+    """Processor time that the regular expressions of one upload may take, in whole seconds."""
+    lease_ttl_s: float = Field(default=10.0, gt=0)
+    activation_timeout_s: float = Field(default=300.0, gt=0)
+    busy_timeout_s: float = Field(default=30.0, gt=0)
+
+    @field_validator("database_url")
+    @classmethod
+    def _is_durable(cls, url: str | None) -> str | None:
+        if url is not None and (url in ("sqlite://", "sqlite:///") or ":memory:" in url):
+            raise ValueError("an in-memory database loses what was acknowledged; name a file")
+        return url
+
+    @property
+    def database(self) -> str:
+        """The SQLAlchemy URL in force."""
+        return self.database_url or f"sqlite:///{self.data_dir.expanduser() / 'registry.db'}"
+
+    @property
+    def blobs(self) -> str:
+        """The folder or fsspec URL in force."""
+        return self.blobs_url or str(self.data_dir.expanduser() / "blobs")

@@ -1,0 +1,129 @@
+"""Transactions. Every change takes the next revision from one counter row, inside its own transaction.
+
+Writers are serialised by that row (on SQLite by BEGIN IMMEDIATE), so revisions commit in order and two registries
+on one database never disagree.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, Engine, create_engine, event, insert, select, update
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+
+from registry.errors import RegistryError
+from registry.tables import SCHEMA_VERSION, adapters, events, meta, metadata
+
+CREATE_ATTEMPTS = 50
+
+
+class Transaction:
+    """One atomic change. `revision` is the counter's value so far; `record` takes the next one."""
+
+    def __init__(self, connection: Connection, now_s: float, revision: int) -> None:
+        self.connection = connection
+        self.now_s = now_s
+        self.revision = revision
+
+    def record(
+        self,
+        kind: str,
+        *,
+        actor: str,
+        name: str | None = None,
+        number: int | None = None,
+        digest: str | None = None,
+        **detail: str,
+    ) -> int:
+        """Append to the change log under a new revision and return it; a named adapter gets that revision too."""
+        self.revision += 1
+        self.connection.execute(update(meta).values(revision=self.revision))
+        self.connection.execute(
+            insert(events).values(
+                revision=self.revision,
+                at_s=self.now_s,
+                kind=kind,
+                name=name,
+                number=number,
+                digest=digest,
+                actor=actor,
+                detail=detail,
+            )
+        )
+        if name is not None:
+            self.connection.execute(update(adapters).where(adapters.c.name == name).values(revision=self.revision))
+        return self.revision
+
+
+class Database:
+    """Opens the database at `url`, creating its tables, and hands out transactions. Safe for many threads."""
+
+    def __init__(self, url: str, *, busy_timeout_s: float, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._is_sqlite = make_url(url).get_backend_name() == "sqlite"
+        self._engine = (
+            _sqlite_engine(url, busy_timeout_s) if self._is_sqlite else create_engine(url, pool_pre_ping=True)
+        )
+        self._create_tables()
+
+    def __repr__(self) -> str:
+        return f"Database({self._engine.url.render_as_string(hide_password=True)!r}, {self._engine.pool.status()})"
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextmanager
+    def write(self) -> Iterator[Transaction]:
+        """A serialised read-write transaction, committed unless the block raises."""
+        with self._engine.connect().execution_options(begin="BEGIN IMMEDIATE") as connection, connection.begin():
+            revision = connection.execute(select(meta.c.revision).with_for_update()).scalar_one()
+            yield Transaction(connection, self._clock(), revision)
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A snapshot: every query in the block sees the same moment."""
+        with self._engine.connect() as connection:
+            if not self._is_sqlite:
+                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            with connection.begin():
+                yield connection
+
+    def _create_tables(self) -> None:
+        """Create what is missing; another process may be doing the same, so a collision is tried again."""
+        for attempt in range(CREATE_ATTEMPTS):
+            try:
+                self._create_once()
+                return
+            except (OperationalError, ProgrammingError, IntegrityError):
+                if attempt == CREATE_ATTEMPTS - 1:
+                    raise
+                time.sleep(0.1)
+
+    def _create_once(self) -> None:
+        with self._engine.connect().execution_options(begin="BEGIN IMMEDIATE") as connection, connection.begin():
+            metadata.create_all(connection)
+            found = connection.execute(select(meta.c.schema_version)).scalar_one_or_none()
+            if found is None:
+                connection.execute(insert(meta).values(id=1, schema_version=SCHEMA_VERSION, revision=0))
+            elif found != SCHEMA_VERSION:
+                raise RegistryError(f"the database has schema {found}; this program reads {SCHEMA_VERSION}")
+
+
+def _sqlite_engine(url: str, busy_timeout_s: float) -> Engine:
+    """An engine whose transactions begin when we say so, and whose commits are on disk when they return."""
+    engine = create_engine(url, connect_args={"timeout": busy_timeout_s, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: object, _record: object) -> None:
+        connection.isolation_level = None  # type: ignore[attr-defined]
+        cursor = connection.cursor()  # type: ignore[attr-defined]
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
+
+    return engine

@@ -1,0 +1,149 @@
+"""Turns rows into the records that others see. Reads only, inside the caller's transaction."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, Table, select, true
+
+from registry import tables
+from registry.errors import AdapterNotFound
+from registry.types import (
+    Activation,
+    ActivationState,
+    AdapterManifest,
+    AdapterRecord,
+    BaseSpec,
+    Event,
+    ReplicaRecord,
+    VersionRecord,
+    VersionState,
+)
+
+AnyRow = Row[tuple[object, ...]]
+
+
+def revision(connection: Connection) -> int:
+    return int(connection.execute(select(tables.meta.c.revision)).scalar_one())
+
+
+def base_spec(connection: Connection) -> BaseSpec | None:
+    text = connection.execute(select(tables.base.c.spec)).scalar_one_or_none()
+    return None if text is None else BaseSpec.model_validate_json(text)
+
+
+def manifest(connection: Connection, digest: str) -> AdapterManifest | None:
+    where = tables.manifests.c.digest == digest
+    text = connection.execute(select(tables.manifests.c.manifest).where(where)).scalar_one_or_none()
+    return None if text is None else AdapterManifest.model_validate_json(text)
+
+
+def adapters_after(connection: Connection, after: int) -> tuple[AdapterRecord, ...]:
+    """Whole records of the adapters that changed after that revision, by name."""
+    return _adapters(connection, tables.adapters.c.revision > after if after > 0 else true())
+
+
+def adapter(connection: Connection, name: str) -> AdapterRecord:
+    """Raises AdapterNotFound."""
+    found = _adapters(connection, tables.adapters.c.name == name)
+    if not found:
+        raise AdapterNotFound(f"there is no adapter {name[:80]!r}")
+    return found[0]
+
+
+def active_version(connection: Connection, name: str, number: int) -> VersionRecord | None:
+    version = adapter(connection, name).version(number)
+    return version if version and version.state is VersionState.ACTIVE else None
+
+
+def replicas(connection: Connection) -> tuple[ReplicaRecord, ...]:
+    rows = connection.execute(select(tables.replicas).order_by(tables.replicas.c.ring_id))
+    return tuple(replica(row) for row in rows)
+
+
+def replica(row: Row[tuple[object, ...]]) -> ReplicaRecord:
+    columns = dict(row._mapping)
+    return ReplicaRecord.model_validate({name: columns[name] for name in ReplicaRecord.model_fields})
+
+
+def activation(connection: Connection, activation_id: int) -> Activation:
+    """Raises AdapterNotFound."""
+    where = tables.activations.c.activation_id == activation_id
+    row = connection.execute(select(tables.activations).where(where)).one_or_none()
+    if row is None:
+        raise AdapterNotFound(f"there is no activation {activation_id}")
+    columns = {name: value for name, value in row._mapping.items() if name in Activation.model_fields}
+    return Activation.model_validate({**columns, "waiting_for": _waiting_for(connection, row)})
+
+
+def events(connection: Connection, after: int, limit: int) -> tuple[Event, ...]:
+    where = tables.events.c.revision > after
+    rows = connection.execute(select(tables.events).where(where).order_by(tables.events.c.revision).limit(limit))
+    return tuple(Event.model_validate(dict(row._mapping)) for row in rows)
+
+
+def _waiting_for(connection: Connection, row: AnyRow) -> tuple[str, ...]:
+    columns = row._mapping
+    if columns["state"] == ActivationState.PENDING:
+        return tuple(r.replica_id for r in replicas(connection) if columns["digest"] not in r.staged)
+    if columns["state"] == ActivationState.FLIPPED:
+        late = tables.gateways.c.revision < columns["flipped_revision"]
+        return tuple(connection.execute(select(tables.gateways.c.gateway_id).where(late)).scalars())
+    return ()
+
+
+def _adapters(connection: Connection, where: ColumnElement[bool]) -> tuple[AdapterRecord, ...]:
+    rows = connection.execute(select(tables.adapters).where(where).order_by(tables.adapters.c.name)).all()
+    versions = _versions(connection, where)
+    aliases = _grouped(connection, where, tables.aliases, [tables.aliases.c.alias, tables.aliases.c.number])
+    waiting = where & (tables.activations.c.state == ActivationState.PENDING)
+    pending = _grouped(connection, waiting, tables.activations, [tables.activations.c.digest])
+    return tuple(
+        AdapterRecord(
+            name=row.name,
+            owner=row.owner,
+            callers=tuple(row.callers),
+            revision=row.revision,
+            created_at_s=row.created_at_s,
+            aliases=dict(aliases[row.name]),
+            versions=tuple(versions[row.name]),
+            pending=tuple(sorted({digest for (digest,) in pending[row.name]})),
+        )
+        for row in rows
+    )
+
+
+def _versions(connection: Connection, where: ColumnElement[bool]) -> dict[str, list[VersionRecord]]:
+    v, m = tables.versions.c, tables.manifests.c
+    query = (
+        select(v.name, v.number, v.digest, v.state, v.created_at_s, m.num_bytes, m.max_rank, m.target_names)
+        .select_from(tables.versions.join(tables.manifests).join(tables.adapters))
+        .where(where)
+        .order_by(v.name, v.number)
+    )
+    found: dict[str, list[VersionRecord]] = defaultdict(list)
+    for row in connection.execute(query):
+        found[row.name].append(
+            VersionRecord(
+                number=row.number,
+                digest=row.digest,
+                state=VersionState(row.state),
+                created_at_s=row.created_at_s,
+                num_bytes=row.num_bytes,
+                max_rank=row.max_rank,
+                target_names=tuple(row.target_names),
+            )
+        )
+    return found
+
+
+def _grouped(
+    connection: Connection, where: ColumnElement[bool], table: Table, columns: Sequence[ColumnElement[Any]]
+) -> dict[str, list[Any]]:
+    """The columns of every row of `table` that belongs to a chosen adapter, by the adapter's name."""
+    joined = table.join(tables.adapters, table.c.name == tables.adapters.c.name)
+    found: dict[str, list[Any]] = defaultdict(list)
+    query = select(table.c.name, *columns).select_from(joined).where(where).order_by(table.c.name, *columns)
+    for name, *values in connection.execute(query):
+        found[name].append(tuple(values))
+    return found

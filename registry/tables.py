@@ -1,0 +1,133 @@
+"""The tables of the registry. Rows are never deleted but for aliases and leases; blobs live elsewhere."""
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+SCHEMA_VERSION = 1
+
+metadata = MetaData()
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("schema_version", Integer, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+)
+base = Table(
+    "base",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("digest", String(64), nullable=False),
+    Column("spec", Text, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+)
+adapters = Table(
+    "adapters",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("callers", JSON, nullable=False),
+    Column("revision", BigInteger, nullable=False, index=True),
+    Column("created_at_s", Float, nullable=False),
+)
+manifests = Table(
+    "manifests",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("manifest", Text, nullable=False),
+    Column("blob_sha256", String(64), nullable=False),
+    Column("num_bytes", BigInteger, nullable=False),
+    Column("max_rank", Integer, nullable=False),
+    Column("target_names", JSON, nullable=False),
+)
+versions = Table(
+    "versions",
+    metadata,
+    Column("name", String(64), ForeignKey("adapters.name"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("digest", String(64), ForeignKey("manifests.digest"), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("created_at_s", Float, nullable=False),
+    UniqueConstraint("name", "digest"),
+)
+aliases = Table(
+    "aliases",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("alias", String(32), primary_key=True),
+    Column("number", Integer, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    ForeignKeyConstraint(["name", "number"], ["versions.name", "versions.number"]),
+)
+alias_history = Table(
+    "alias_history",
+    metadata,
+    Column("revision", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", String(64), nullable=False),
+    Column("alias", String(32), nullable=False),
+    Column("number", Integer, nullable=False),
+    Index("alias_history_by_alias", "name", "alias"),
+)
+activations = Table(
+    "activations",
+    metadata,
+    Column("activation_id", Integer, primary_key=True),
+    Column("name", String(64), nullable=False),
+    Column("alias", String(32), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("state", String(16), nullable=False, index=True),
+    Column("requested_at_s", Float, nullable=False),
+    Column("flipped_revision", BigInteger),
+    Column("staged_after_s", Float),
+    Column("error", Text),
+    ForeignKeyConstraint(["name", "number"], ["versions.name", "versions.number"]),
+)
+replicas = Table(
+    "replicas",
+    metadata,
+    Column("replica_id", String(128), primary_key=True),
+    Column("ring_id", Integer, nullable=False, unique=True),
+    Column("node_id", Text, nullable=False),
+    Column("num_slots", Integer, nullable=False),
+    Column("base_digest", String(64), nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("staged", JSON, nullable=False),
+    Column("resident", JSON, nullable=False),
+    Column("failed", JSON, nullable=False),
+    Column("expires_at_s", Float, nullable=False),
+)
+gateways = Table(
+    "gateways",
+    metadata,
+    Column("gateway_id", String(128), primary_key=True),
+    Column("revision", BigInteger, nullable=False),
+    Column("expires_at_s", Float, nullable=False),
+)
+events = Table(
+    "events",
+    metadata,
+    Column("revision", BigInteger, primary_key=True, autoincrement=False),
+    Column("at_s", Float, nullable=False),
+    Column("kind", String(40), nullable=False),
+    Column("name", String(64)),
+    Column("number", Integer),
+    Column("digest", String(64)),
+    Column("actor", Text, nullable=False),
+    Column("detail", JSON, nullable=False),
+)
