@@ -18,6 +18,19 @@ def perplexity(logprobs: Sequence[float]) -> float:
     return math.exp(-math.fsum(logprobs) / len(logprobs))
 
 
+def answer_part(token_logprobs: Sequence[float | None], text_offset: Sequence[int], start: int) -> list[float]:
+    """The log-probabilities of an echoed prompt's tokens that begin at character `start` or later.
+
+    `token_logprobs` and `text_offset` are those of a completion with `echo`; the first token has no log-probability.
+    Raises ValueError when the two differ in length, or when a token of the answer has none.
+    """
+    answer = [logprob for logprob, at in zip(token_logprobs, text_offset, strict=True) if at >= start]
+    known = [logprob for logprob in answer if logprob is not None]
+    if len(known) != len(answer):
+        raise ValueError(f"a token after character {start} has no log-probability")
+    return known
+
+
 def losing_rows(matrix: Mapping[str, Row]) -> list[str]:
     """The tenants whose own adapter is not strictly better on their text than every other column."""
     return [tenant for tenant, row in matrix.items() if not wins(tenant, row)]

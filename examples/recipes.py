@@ -9,7 +9,7 @@ EVERYTHING = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "d
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """LoRA shape and training length. The patterns map a projection to its own rank or alpha."""
+    """LoRA shape and training length. The patterns map a projection to its own rank or alpha; `layers` None is all."""
 
     rank: int
     alpha: int
@@ -17,7 +17,8 @@ class Recipe:
     use_rslora: bool = False
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, int] = field(default_factory=dict)
-    num_steps: int = 90
+    layers: tuple[int, ...] | None = None
+    num_steps: int = 40
     learning_rate: float = 1.5e-3
     seed: int = 7
 
@@ -25,8 +26,15 @@ class Recipe:
 RECIPES: Mapping[str, Recipe] = {
     "sql": Recipe(rank=4, alpha=8, targets=EVERYTHING),
     "support": Recipe(rank=8, alpha=16, targets=EVERYTHING, learning_rate=1e-3),
-    "pirate": Recipe(rank=32, alpha=16, use_rslora=True, learning_rate=1e-3, num_steps=110),
-    "legal": Recipe(rank=16, alpha=32),
-    "commit": Recipe(rank=4, alpha=8, rank_pattern={"v_proj": 8}, alpha_pattern={"v_proj": 16}, learning_rate=2e-3),
-    "summary": Recipe(rank=8, alpha=16),
+    "pirate": Recipe(rank=32, alpha=16, use_rslora=True, learning_rate=1e-3, num_steps=60),
+    "legal": Recipe(rank=16, alpha=32, num_steps=50),
+    "commit": Recipe(
+        rank=4,
+        alpha=8,
+        rank_pattern={"v_proj": 8},
+        alpha_pattern={"v_proj": 16},
+        layers=tuple(range(10, 30)),
+        learning_rate=2e-3,
+    ),
+    "summary": Recipe(rank=8, alpha=16, num_steps=50),
 }

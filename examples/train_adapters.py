@@ -41,6 +41,7 @@ def lora_config(recipe: Recipe) -> LoraConfig:
         use_rslora=recipe.use_rslora,
         rank_pattern=dict(recipe.rank_pattern),
         alpha_pattern=dict(recipe.alpha_pattern),
+        layers_to_transform=None if recipe.layers is None else list(recipe.layers),
     )
 
 
@@ -70,7 +71,7 @@ def fit(model: Any, tokenizer: Any, samples: Sequence[Sample], recipe: Recipe) -
         started = time.perf_counter()
         batch = collate([encode(tokenizer, sample) for sample in next(stream)], tokenizer.pad_token_id)
         loss = answer_losses(model, batch).mean()
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()
