@@ -41,7 +41,7 @@ class SamplingParams:
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest naming field, value and allowed range."""
         rules = (
-            ("max_tokens", self.max_tokens, 0 <= self.max_tokens, ">= 0"),
+            ("max_tokens", self.max_tokens, self.max_tokens >= 0, ">= 0"),
             ("n", self.n, 1 <= self.n <= 128, "1 to 128"),
             ("temperature", self.temperature, 0 <= self.temperature < math.inf, ">= 0"),
             ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0, at most 1"),

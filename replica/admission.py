@@ -1,0 +1,135 @@
+"""From waiting to admitted: whose turn it is, and the adapter slot each request needs first.
+
+Knows the queue and the adapter leases, not KV blocks or batches. A request is charged when its turn comes; if its
+adapter is still loading it waits aside and others go on. Whatever a request holds here is released in one place.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol
+
+from replica.errors import ReplicaError
+from replica.fair_queue import WaitingQueue
+from replica.sequence import Lease, RequestGroup
+
+
+class Adapters(Protocol):
+    """The adapter tiers as admission sees them; `acquire` never blocks, and may raise a ReplicaError.
+
+    Slots that come free go to the oldest lease that is not ready, so each load ends as long as leases are released.
+    """
+
+    def acquire(self, digest: str) -> Lease: ...
+
+
+class Admission:
+    """The waiting queue, the requests whose adapter is loading, and the slots that admitted requests pin."""
+
+    def __init__(
+        self, queue: WaitingQueue[RequestGroup], adapters: Adapters, *, num_slots: int, max_loading: int
+    ) -> None:
+        self._queue = queue
+        self._adapters = adapters
+        self._num_slots = num_slots
+        self._max_loading = max_loading
+        self._loading: dict[str, RequestGroup] = {}
+        self._resident: Counter[str] = Counter()
+        """Adapter -> admitted requests that pin its slot."""
+        self._num_admitted = 0
+        self._failed: list[tuple[RequestGroup, Exception]] = []
+
+    def __repr__(self) -> str:
+        return f"Admission(waiting={self.num_waiting}, loading={self.num_loading}, pinned={dict(self._resident)})"
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def num_loading(self) -> int:
+        return len(self._loading)
+
+    def push(self, group: RequestGroup) -> None:
+        self._queue.push(group)
+
+    def loaded(self) -> list[RequestGroup]:
+        """The requests whose adapter has come into a slot since the last call; those whose load failed are failed."""
+        return [group for group in tuple(self._loading.values()) if self._settle(group)]
+
+    def next(self) -> RequestGroup | None:
+        """Admit the request whose turn it is and whose adapter is in a slot; None when no request can go on."""
+        while (group := self._queue.take(self._may_admit)) is not None:
+            group.order = self._num_admitted
+            self._num_admitted += 1
+            if group.adapter is None or self._acquire(group, group.adapter):
+                return group
+        return None
+
+    def take_failed(self) -> list[tuple[RequestGroup, Exception]]:
+        """The requests whose adapter cannot be had, and why; whoever takes them ends and releases them."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def release(self, group: RequestGroup) -> None:
+        """Give back all that `group` holds: its place in the queue, its slot pin, and the charge it did not use."""
+        if not group.is_admitted:
+            self._queue.remove(group)
+            return
+        self._release_slot(group)
+        self._queue.refund(group.tenant, group.num_unused)
+
+    def _release_slot(self, group: RequestGroup) -> None:
+        is_loading = self._loading.pop(group.key, None) is not None
+        lease, group.lease = group.lease, None
+        if lease is None or group.adapter is None:
+            return
+        if not is_loading:
+            self._resident[group.adapter] -= 1
+            if not self._resident[group.adapter]:
+                del self._resident[group.adapter]
+        lease.release()
+
+    def _acquire(self, group: RequestGroup, adapter: str) -> bool:
+        """Ask for the slot; True when it is there already."""
+        try:
+            group.lease = self._adapters.acquire(adapter)
+        except ReplicaError as error:
+            self._failed.append((group, error))
+            return False
+        self._loading[group.key] = group
+        return self._settle(group)
+
+    def _settle(self, group: RequestGroup) -> bool:
+        """Move a loading request on if its load has ended; True when it pins a slot now."""
+        assert group.lease is not None
+        assert group.adapter is not None
+        error = group.lease.error
+        if error is not None:
+            self._release_slot(group)
+            self._failed.append((group, error))
+            return False
+        if group.lease.ready:
+            del self._loading[group.key]
+            self._resident[group.adapter] += 1
+            return True
+        return False
+
+    def _may_admit(self, group: RequestGroup) -> bool:
+        """Whether taking `group` next would only use a pinned slot, or join a load for which there is room."""
+        adapter = group.adapter
+        loading = {each.adapter for each in self._loading.values()}
+        if adapter is None or (adapter in self._resident and adapter not in loading):
+            return True
+        if len(self._loading) >= self._max_loading:
+            return False
+        return adapter in loading or len(loading) < self._num_slots
+
+    def check_integrity(self, admitted: Iterable[RequestGroup]) -> None:
+        """Assert that the pins are those of `admitted`, the requests beyond this stage that have not ended."""
+        holders = [group for group in admitted if group.adapter is not None]
+        assert all(group.lease is not None and group.lease.ready for group in holders), (
+            "an admitted request lost its slot"
+        )
+        pinned = Counter(group.adapter for group in holders)
+        assert pinned == self._resident, f"requests pin {dict(pinned)}, counts say {dict(self._resident)}"
+        assert not any(group.is_admitted for group in self._queue), "an admitted request is still queued"

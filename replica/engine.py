@@ -1,0 +1,354 @@
+"""The step loop: take commands, poll the adapters, schedule, forward, sample, emit. Knows nothing of asyncio or HTTP.
+
+All state behind it (scheduler, blocks, leases) belongs to one thread; other threads leave commands and read counts.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from replica.admission import Admission
+from replica.batching import StepBatch, build_batch
+from replica.block_manager import BlockManager
+from replica.config import SchedulerConfig
+from replica.errors import AdapterUnavailable, EngineDead, InvalidRequest, Overloaded, ReplicaError
+from replica.fair_queue import ArrivalQueue, FairQueue, WaitingQueue
+from replica.mailbox import Mailbox, run_between_steps
+from replica.messages import FinishReason, GenerateRequest, TokenChunk, TokenLogprob
+from replica.model.batch import ForwardBatch
+from replica.outbox import Outbox, Outgoing
+from replica.sampler import Chosen, Sampler, token_logprobs
+from replica.scheduler import Scheduler, Work
+from replica.sequence import Lease, RequestGroup, Sequence
+
+logger = logging.getLogger(__name__)
+
+IDLE_CHECK_S = 1.0
+"""An idle loop looks at the adapters this often even if nobody wakes it."""
+
+
+class StepModel(Protocol):
+    """The base model as the step loop sees it."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Float32 logits [number of logit rows, vocabulary]."""
+
+
+class StepAdapters(Protocol):
+    """The adapter tiers as the step loop sees them; neither call blocks."""
+
+    def acquire(self, digest: str) -> Lease: ...
+    def poll(self) -> None: ...
+
+
+class StepObserver(Protocol):
+    """Who is told what happened; called from the step thread."""
+
+    def on_start(self, waited_s: float, num_prompt: int) -> None: ...
+    def on_step(self, batch: ForwardBatch, took_s: float) -> None: ...
+    def on_end(self, reason: FinishReason, num_output: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounts:
+    """A snapshot after some step; `num_waiting` counts requests of which nothing has been computed."""
+
+    num_waiting: int = 0
+    num_loading: int = 0
+    num_running: int = 0
+    num_free_blocks: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+
+
+def make_queue(config: SchedulerConfig) -> WaitingQueue[RequestGroup]:
+    """The admission policy that the configuration names."""
+    return FairQueue(config.quantum_tokens) if config.policy == "drr" else ArrivalQueue()
+
+
+class Engine:
+    """Continuous batching on a thread of its own. The methods without underscore may be called from any thread."""
+
+    def __init__(
+        self,
+        model: StepModel,
+        adapters: StepAdapters,
+        config: SchedulerConfig,
+        observer: StepObserver,
+        *,
+        num_blocks: int,
+        num_slots: int,
+        on_fatal: Callable[[BaseException], None] | None = None,
+        sampler: Sampler | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model
+        self._adapters = adapters
+        self._max_waiting = config.max_waiting
+        self._observer = observer
+        self._on_fatal = on_fatal
+        self._sampler = sampler or Sampler()
+        self._clock = clock
+        self._blocks = BlockManager(num_blocks, config.block_size)
+        self._admission = Admission(make_queue(config), adapters, num_slots=num_slots, max_loading=config.max_num_seqs)
+        self._scheduler = Scheduler(config, self._admission, self._blocks)
+        self._outgoing = Outgoing()
+        self._num_steps = 0
+        self.counts = EngineCounts(num_free_blocks=num_blocks)
+        self._mailbox = Mailbox(clock)
+        self._live: dict[str, RequestGroup] = {}
+        self._waiting: set[str] = set()
+        self._ended = threading.Condition(self._mailbox.lock)
+        self._refusal: ReplicaError | None = None
+        self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"Engine(live={len(self._live)}, steps={self._num_steps}, {self._scheduler})"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, request: GenerateRequest, outbox: Outbox) -> None:
+        """Queue a request. Raises Overloaded, EngineDead, what `refuse` said; InvalidRequest for an id in use."""
+        group = RequestGroup(request, outbox, self._clock())
+        with self._mailbox.lock:
+            self._check_open(group.key)
+            self._live[group.key] = group
+            self._waiting.add(group.key)
+            self._mailbox.post(partial(self._accept, group))
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one choice of it; its chunks say "abort". An unknown or ended one is left alone."""
+        with self._mailbox.lock:
+            if request_id in self._live:
+                self._mailbox.post(partial(self._abort, request_id, index))
+
+    def refuse(self, reason: ReplicaError) -> None:
+        """Take no new requests from now on; those that are here go on."""
+        with self._mailbox.lock:
+            self._refusal = self._refusal or reason
+
+    def wake(self) -> None:
+        """Make an idle loop look again: an adapter's load has settled."""
+        self._mailbox.wake()
+
+    def live_ids(self) -> tuple[str, ...]:
+        """The requests that have not ended."""
+        with self._mailbox.lock:
+            return tuple(self._live)
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Block until no request is live, at most `timeout_s` seconds; whether that came to be."""
+        with self._ended:
+            return self._ended.wait_for(lambda: not self._live, timeout_s)
+
+    def is_alive(self, stall_s: float) -> bool:
+        """Whether the loop runs and, if there is work, has ended a step within `stall_s` seconds."""
+        return self._thread.is_alive() and not self._mailbox.is_stalled(stall_s)
+
+    def check_integrity(self, also: Callable[[], None] | None = None, timeout_s: float = 30.0) -> None:
+        """Assert, between two steps, that every lease belongs to a live request; then run `also` there.
+
+        Raises AssertionError, and TimeoutError when no step ends within `timeout_s` seconds.
+        """
+        actions = [self._check_integrity] if also is None else [self._check_integrity, also]
+        for action in actions:
+            if self._thread.is_alive():
+                run_between_steps(self._mailbox, action, timeout_s)
+            else:
+                action()
+
+    def close(self) -> None:
+        """Stop the loop; what still runs ends with an EngineDead chunk. Idempotent."""
+        self.refuse(EngineDead("the replica is closed"))
+        self._mailbox.close()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _check_open(self, request_id: str) -> None:
+        if self._refusal is not None:
+            raise type(self._refusal)(self._refusal.message)
+        if request_id in self._live:
+            raise InvalidRequest(f"request_id {request_id!r} is in use")
+        if len(self._waiting) >= self._max_waiting:
+            raise Overloaded(f"{len(self._waiting)} requests are waiting; max_waiting is {self._max_waiting}")
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while not self._mailbox.is_closed:
+                    if not self._step():
+                        self._mailbox.sleep(IDLE_CHECK_S)
+            self._die(EngineDead("the replica is closed"))
+        except BaseException as error:
+            logger.exception("the step loop died")
+            self._die(EngineDead(f"the step loop died: {type(error).__name__}: {error}"))
+            if self._on_fatal is not None:
+                self._on_fatal(error)
+
+    def _step(self) -> bool:
+        """One turn of the loop; False when it changed nothing, so that only a command or a load can."""
+        for command in self._mailbox.take():
+            command()
+        self._adapters.poll()
+        works = self._scheduler.schedule()
+        self._end_failed(self._admission.take_failed())
+        if works:
+            self._compute(works)
+        emitted = self._outgoing.emit()
+        self._count()
+        return bool(works) or emitted
+
+    def _compute(self, works: Items[Work]) -> None:
+        started_s = self._clock()
+        self._note_started(works, started_s)
+        batch = build_batch(works, self._model.device)
+        logits = self._model.forward(batch.forward)
+        for work in works:
+            self._scheduler.complete(work)
+        self._read_prompts(batch, logits)
+        self._sample(batch, logits)
+        self._end_prompts(works)
+        self._num_steps += 1
+        self._observer.on_step(batch.forward, self._clock() - started_s)
+
+    def _note_started(self, works: Items[Work], now_s: float) -> None:
+        for group in (work.sequence.group for work in works):
+            if not group.is_computed:
+                group.is_computed = True
+                self._waiting.discard(group.key)
+                self._observer.on_start(now_s - group.arrived_at_s, len(group.request.prompt))
+
+    def _read_prompts(self, batch: StepBatch, logits: torch.Tensor) -> None:
+        for rows in batch.prompt_rows:
+            num_top = rows.sequence.group.request.sampling.prompt_logprobs or 0
+            targets, collected = rows.targets, rows.sequence.prompt_logprobs
+            assert collected is not None
+            collected += token_logprobs(logits[rows.start : rows.end], targets, [num_top] * len(targets))
+
+    def _sample(self, batch: StepBatch, logits: torch.Tensor) -> None:
+        if not batch.sampled:
+            return
+        if len(batch.sampled) < logits.shape[0]:
+            logits = logits[torch.tensor(batch.sampled_rows, device=logits.device)]
+        for sequence, chosen in zip(batch.sampled, self._sampler.choose(logits, batch.sampled), strict=True):
+            self._append(sequence, chosen)
+
+    def _append(self, sequence: Sequence, chosen: Chosen) -> None:
+        if not chosen.is_finite:
+            self._end(sequence, "error", error=_not_finite(sequence.group))
+            return
+        reason = sequence.append(chosen.token_id, self._model)
+        logprobs = () if chosen.logprob is None else (chosen.logprob,)
+        if reason is None:
+            self._send(sequence, (chosen.token_id,), logprobs)
+        else:
+            self._end(sequence, reason, (chosen.token_id,), logprobs)
+
+    def _end_prompts(self, works: Items[Work]) -> None:
+        """End the requests that wanted nothing but their prompt read."""
+        for sequence in (work.sequence for work in works):
+            if not sequence.num_pending and not sequence.group.request.sampling.max_tokens:
+                self._end(sequence, "length")
+
+    def _accept(self, group: RequestGroup) -> None:
+        self._scheduler.add(group)
+        if not group.request.sampling.max_tokens:
+            for sequence in group.sequences:
+                if sequence.prompt_logprobs is None:
+                    self._end(sequence, "length")
+
+    def _abort(self, request_id: str, index: int | None) -> None:
+        group = self._live.get(request_id)
+        for sequence in () if group is None else group.live():
+            if index is None or sequence.index == index:
+                self._end(sequence, "abort")
+
+    def _end_failed(self, failed: Iterable[tuple[RequestGroup, Exception]]) -> None:
+        for group, error in failed:
+            for sequence in group.live():
+                self._end(sequence, "error", error=error)
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+        error: Exception | None = None,
+    ) -> None:
+        """The one end of a choice: its last chunk goes out and all it holds comes back."""
+        self._send(sequence, token_ids, logprobs, reason, error)
+        self._scheduler.end(sequence)
+        self._observer.on_end(reason, sequence.num_output)
+        if sequence.group.is_ended:
+            with self._ended:
+                self._live.pop(sequence.group.key, None)
+                self._waiting.discard(sequence.group.key)
+                self._ended.notify_all()
+
+    def _send(
+        self,
+        sequence: Sequence,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...],
+        reason: FinishReason | None = None,
+        error: Exception | None = None,
+    ) -> None:
+        group, prompt_logprobs = sequence.group, sequence.take_prompt_logprobs()
+        chunk = TokenChunk(group.key, sequence.index, token_ids, logprobs, prompt_logprobs, reason, error)
+        self._outgoing.add(group.outbox, chunk)
+
+    def _count(self) -> None:
+        self._mailbox.progress()
+        self.counts = EngineCounts(
+            num_waiting=len(self._waiting),
+            num_loading=self._admission.num_loading,
+            num_running=self._scheduler.num_running,
+            num_free_blocks=self._blocks.num_free,
+            num_steps=self._num_steps,
+            num_preemptions=self._scheduler.num_preemptions,
+        )
+
+    def _die(self, reason: EngineDead) -> None:
+        """Refuse what comes and end what is here, even if the state it belongs to is broken."""
+        with self._mailbox.lock:
+            self._refusal = reason
+            groups = tuple(self._live.values())
+        for sequence in (sequence for group in groups for sequence in group.live()):
+            with suppress(Exception):
+                self._end(sequence, "error", error=reason)
+        with self._ended:
+            self._live.clear()
+            self._ended.notify_all()
+        self._outgoing.emit()
+        self._count()
+
+    def _check_integrity(self) -> None:
+        self._scheduler.check_integrity()
+        with self._mailbox.lock:
+            assert self._waiting <= self._live.keys(), "a request that ended is still counted as waiting"
+            if not self._live:
+                assert self._blocks.num_free == self._blocks.num_blocks, f"nothing runs, yet {self._blocks}"
+                num_kept = self._admission.num_waiting + self._admission.num_loading
+                assert not num_kept, f"nothing is live, yet {self._admission}"
+
+
+def _not_finite(group: RequestGroup) -> ReplicaError:
+    if group.adapter is None:
+        return ReplicaError("the base model gave logits that are not finite")
+    return AdapterUnavailable(f"adapter {group.adapter} gave logits that are not finite")

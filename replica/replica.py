@@ -1,0 +1,228 @@
+"""One replica: a base model, its adapters and a step loop behind generate, stage, forget and status. Knows no Ray."""
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from registry.types import AdapterManifest, BaseSpec
+from replica.adapters.cache import AdapterCache
+from replica.adapters.node_store import BlobSource, NodeStore
+from replica.config import ModelConfig, ReplicaConfig, SchedulerConfig
+from replica.engine import Engine, StepModel
+from replica.errors import EngineDead, OutOfMemory, ReplicaDraining, UnknownAdapter
+from replica.limits import RequestLimits
+from replica.messages import GenerateRequest, ReplicaStatus, TokenChunk
+from replica.metrics import ReplicaMetrics, StateCollector
+from replica.model.base_model import BaseModel
+from replica.model.batch import Site
+from replica.outbox import LoopOutbox, Outbox, take_all
+
+STALL_S = 60.0
+"""Without a step for this long although there is work, a replica counts as dead."""
+
+ABORT_GRACE_S = 10.0
+
+
+class Model(StepModel, Protocol):
+    """The base model as the replica sees it."""
+
+    @property
+    def spec(self) -> BaseSpec: ...
+    @property
+    def tokenizer_json(self) -> bytes: ...
+    @property
+    def sites(self) -> Sequence[Site]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def vocab_size(self) -> int: ...
+    def kv_bytes_per_block(self, block_size: int) -> int: ...
+    def allocate_kv(self, num_blocks: int, block_size: int) -> None: ...
+
+
+class Replica:
+    """Token ids in, token ids out. `load` comes first; then any thread may call anything but `load`."""
+
+    spec: BaseSpec
+    tokenizer_json: bytes
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        source: BlobSource,
+        *,
+        on_fatal: Callable[[BaseException], None] | None = None,
+        model_loader: Callable[[ModelConfig], Model] = BaseModel.load,
+        stall_s: float = STALL_S,
+    ) -> None:
+        self._config = config
+        self._on_fatal = on_fatal
+        self._model_loader = model_loader
+        self._stall_s = stall_s
+        self._store = NodeStore(config.adapters.node_store, source, config.adapters.node_store_bytes)
+        self._metrics = ReplicaMetrics()
+        self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopOutbox] = weakref.WeakKeyDictionary()
+        self._engine: Engine | None = None
+
+    def __repr__(self) -> str:
+        return f"Replica({self._config.model.base}, {self._engine})"
+
+    def load(self) -> BaseSpec:
+        """Load the base, allocate KV cache and adapter arena, start the step loop; blocks.
+
+        Raises ModelError for a base that cannot be served and OutOfMemory for one that does not fit.
+        """
+        model = self._model_loader(self._config.model)
+        num_blocks = _num_kv_blocks(model, self._config.scheduler)
+        block_size = self._config.scheduler.block_size
+        model.allocate_kv(num_blocks, block_size)
+        self._cache = AdapterCache.build(
+            self._config.adapters, self._store, model.sites, model.device, model.dtype, observer=self._metrics
+        )
+        self._limits = RequestLimits(model.vocab_size, model.context_length, num_blocks, block_size)
+        self._engine = self._start(model, num_blocks)
+        self.spec, self.tokenizer_json = model.spec, model.tokenizer_json
+        return self.spec
+
+    def _start(self, model: Model, num_blocks: int) -> Engine:
+        engine = Engine(
+            model,
+            self._cache,
+            self._config.scheduler,
+            self._metrics,
+            num_blocks=num_blocks,
+            num_slots=self._config.adapters.max_slots,
+            on_fatal=self._on_fatal,
+        )
+        collector = StateCollector(
+            lambda: engine.counts, self._cache.stats, num_blocks, self._config.scheduler.block_size
+        )
+        self._metrics.watch(collector)
+        self._cache.on_change(engine.wake)
+        engine.start()
+        return engine
+
+    @property
+    def engine(self) -> Engine:
+        """The step loop. Raises EngineDead before `load`."""
+        if self._engine is None:
+            raise EngineDead("the replica is not loaded")
+        return self._engine
+
+    def submit(self, request: GenerateRequest, outbox: Outbox) -> None:
+        """Queue a request; its chunks go to `outbox`, the last one of each choice with a finish reason.
+
+        Raises InvalidRequest, UnknownAdapter, Overloaded, ReplicaDraining, EngineDead.
+        """
+        engine = self.engine
+        self._limits.check(request)
+        if request.adapter is not None:
+            if not self._store.knows(request.adapter):
+                raise UnknownAdapter(f"adapter {request.adapter} was never staged on this replica's node")
+            self._cache.prefetch(request.adapter)
+        engine.submit(request, outbox)
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one choice of it, within two steps. An unknown or ended one is left alone."""
+        self.engine.abort(request_id, index)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[tuple[TokenChunk, ...], None]:
+        """Submit, and yield what has come since the last time until every choice has ended; closing it aborts.
+
+        Raises what `submit` does; a later fault comes as a chunk with `error`.
+        """
+        outbox = self._outbox()
+        stream, num_open = outbox.open(request.request_id), request.sampling.n
+        try:
+            self.submit(request, outbox)
+            while num_open:
+                chunks = await take_all(stream)
+                num_open -= sum(chunk.finish_reason is not None for chunk in chunks)
+                yield chunks
+        finally:
+            outbox.close(request.request_id)
+            if num_open:
+                self.abort(request.request_id)
+
+    def _outbox(self) -> LoopOutbox:
+        loop = asyncio.get_running_loop()
+        if loop not in self._outboxes:
+            self._outboxes[loop] = LoopOutbox(loop)
+        return self._outboxes[loop]
+
+    async def stage(self, manifest: AdapterManifest) -> None:
+        """Bring a version's bytes onto the node, on another thread. Raises AdapterTooLarge, AdapterUnavailable."""
+        self._cache.check_fits(manifest)
+        await asyncio.to_thread(self._store.stage, manifest)
+
+    def forget(self, digest: str) -> None:
+        """Drop a version from all tiers; requests that run on it keep it to their end."""
+        self._store.forget(digest)
+        self._cache.forget(digest)
+
+    def staged(self) -> tuple[str, ...]:
+        """The digests whose bytes are on the node."""
+        return self._store.staged()
+
+    def status(self) -> ReplicaStatus:
+        """What the replica holds and does at this moment."""
+        counts, stats = self.engine.counts, self._cache.stats()
+        return ReplicaStatus(
+            num_waiting=counts.num_waiting,
+            num_running=counts.num_running,
+            num_loading=counts.num_loading,
+            num_kv_blocks=self._limits.num_blocks,
+            num_free_kv_blocks=counts.num_free_blocks,
+            num_slots=stats.num_slots,
+            resident=stats.resident,
+            host_cached=stats.host_cached,
+            host_bytes=stats.host_bytes,
+            arena_bytes=stats.arena_bytes,
+            arena_free_bytes=stats.arena_free_bytes,
+            num_steps=counts.num_steps,
+            num_adapter_loads=sum(stats.loads.values()),
+            num_slot_hits=stats.num_hits,
+            num_slot_misses=stats.num_misses,
+            num_evictions=stats.evictions.get("slot", 0),
+        )
+
+    def metrics(self) -> bytes:
+        """The Prometheus text of this replica's own registry."""
+        return self._metrics.render()
+
+    def check_integrity(self) -> None:
+        """Assert that every KV block and slot pin belongs to a live request. Raises AssertionError."""
+        self.engine.check_integrity(self._cache.check_integrity)
+
+    def is_alive(self) -> bool:
+        """Whether the step loop runs and, when there is work, makes progress."""
+        return self._engine is not None and self._engine.is_alive(self._stall_s)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new requests and wait for those that are here; after `timeout_s` seconds abort the rest."""
+        engine = self.engine
+        engine.refuse(ReplicaDraining("the replica is draining"))
+        if await asyncio.to_thread(engine.wait_idle, timeout_s):
+            return
+        for request_id in engine.live_ids():
+            engine.abort(request_id)
+        await asyncio.to_thread(engine.wait_idle, ABORT_GRACE_S)
+
+    def close(self) -> None:
+        """Stop the step loop, end what still runs with an EngineDead chunk, stop the load threads. Idempotent."""
+        if self._engine is not None:
+            self._engine.close()
+            self._cache.close()
+
+
+def _num_kv_blocks(model: Model, config: SchedulerConfig) -> int:
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    num_bytes = model.kv_bytes_per_block(config.block_size)
+    num_blocks = config.kv_bytes // num_bytes
+    if num_blocks < 1:
+        raise OutOfMemory(f"scheduler.kv_bytes is {config.kv_bytes}; one KV block takes {num_bytes} bytes")
+    return num_blocks

@@ -1,0 +1,164 @@
+"""A request inside the engine and its choices. Knows their progress, not who decides about it."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Protocol
+
+from replica.block_manager import BlockTable
+from replica.messages import FinishReason, GenerateRequest, TokenLogprob
+from replica.model.batch import LoraPair
+from replica.outbox import Outbox
+from replica.sampler import Chooser
+
+NO_SLOT = -1
+
+
+class Lease(Protocol):
+    """A pinned adapter slot, or the promise of one. `slot` and `pairs` mean something only when `ready`."""
+
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def error(self) -> Exception | None: ...
+    @property
+    def slot(self) -> int | None: ...
+    @property
+    def pairs(self) -> Mapping[int, LoraPair]: ...
+    def release(self) -> None: ...
+
+
+class State(StrEnum):
+    """`parked`: waits for a sibling to compute the prompt. `ready`: waits for KV blocks. `running`: in the batch."""
+
+    PARKED = "parked"
+    READY = "ready"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class Sequence:
+    """One choice of a request: its tokens, how many of them the KV cache holds, and its block table."""
+
+    def __init__(self, group: "RequestGroup", index: int) -> None:
+        request = group.request
+        self.group = group
+        self.index = index
+        self.state = State.PARKED
+        self.tokens = list(request.prompt)
+        self.num_prompt = len(self.tokens)
+        self.num_computed = 0
+        self.num_passed = 0
+        """How many sequences got KV blocks before this one although it came first."""
+        self.blocks: BlockTable = ()
+        self.chooser = Chooser.of(request.sampling, index)
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None
+        if index == 0 and request.sampling.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]
+
+    def __repr__(self) -> str:
+        computed = f"{self.num_computed}/{len(self.tokens)}"
+        return f"Sequence({self.group.request.request_id}[{self.index}], {self.state}, computed={computed})"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Earlier admitted comes first; among choices of one request the lower index."""
+        return (self.group.order, self.index)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that are known and not yet in the KV cache."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def slot(self) -> int:
+        lease = self.group.lease
+        return NO_SLOT if lease is None or lease.slot is None else lease.slot
+
+    def append(self, token_id: int, limits: "Limits") -> FinishReason | None:
+        """Add a sampled token; the reason to finish, if it is the last one."""
+        self.tokens.append(token_id)
+        sampling = self.group.request.sampling
+        if token_id in sampling.stop_token_ids or (token_id in limits.eos_token_ids and not sampling.ignore_eos):
+            return "stop"
+        if self.num_output >= sampling.max_tokens or len(self.tokens) >= limits.context_length:
+            return "length"
+        return None
+
+    def take_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
+        """The prompt's log-probabilities, once they are all there, and only once."""
+        if self.prompt_logprobs is None or len(self.prompt_logprobs) < self.num_prompt:
+            return None
+        taken, self.prompt_logprobs = self.prompt_logprobs, None
+        return tuple(taken)
+
+
+class Limits(Protocol):
+    """What of the base model ends a sequence."""
+
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+
+class RequestGroup:
+    """A request with its choices, and what is held for it: one adapter lease and one charge for all of them."""
+
+    def __init__(self, request: GenerateRequest, outbox: Outbox, arrived_at_s: float = 0.0) -> None:
+        self.request = request
+        self.outbox = outbox
+        self.arrived_at_s = arrived_at_s
+        self.order = -1
+        """Place in the order of admission; -1 until admitted."""
+        self.is_started = False
+        """Whether its adapter is in place and a choice computes, or waits for blocks."""
+        self.is_computed = False
+        """Whether a step has worked on it."""
+        self.lease: Lease | None = None
+        sampling = request.sampling
+        output = sampling.max_tokens if request.expected_tokens is None else request.expected_tokens
+        self.cost = len(request.prompt) + sampling.n * output
+        self.num_prompt_computed = 0
+        self.sequences = tuple(Sequence(self, index) for index in range(sampling.n))
+
+    def __repr__(self) -> str:
+        states = [str(sequence.state) for sequence in self.sequences]
+        return f"RequestGroup({self.key}, tenant={self.tenant}, adapter={self.request.adapter}, {states})"
+
+    @property
+    def key(self) -> str:
+        return self.request.request_id
+
+    @property
+    def tenant(self) -> str:
+        return self.request.tenant
+
+    @property
+    def weight(self) -> float:
+        return self.request.weight
+
+    @property
+    def adapter(self) -> str | None:
+        return self.request.adapter
+
+    @property
+    def is_admitted(self) -> bool:
+        return self.order >= 0
+
+    @property
+    def is_ended(self) -> bool:
+        return all(sequence.state is State.ENDED for sequence in self.sequences)
+
+    @property
+    def num_unused(self) -> int:
+        """Tokens that were charged and neither computed (prompt) nor sampled (output)."""
+        return self.cost - self.num_prompt_computed - sum(sequence.num_output for sequence in self.sequences)
+
+    def live(self, *states: State) -> list[Sequence]:
+        """The choices in one of `states`, or all that have not ended."""
+        wanted = states or (State.PARKED, State.READY, State.RUNNING)
+        return [sequence for sequence in self.sequences if sequence.state in wanted]
