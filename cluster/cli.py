@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -162,7 +163,8 @@ def replicas(session: Session) -> None:
 @command
 def top(session: Session, interval: IntervalOption = 1.0, once: OnceOption = False) -> None:
     """Watch slots, queues, swap rate, hit rate and tokens a second."""
-    run_top(session.client, session.output, interval_s=interval, once=once)
+    with suppress(KeyboardInterrupt):
+        run_top(session.client, session.output, interval_s=interval, once=once)
 
 
 @app.command()
@@ -174,7 +176,8 @@ def watch(
     once: OnceOption = False,
 ) -> None:
     """Follow the change log."""
-    run_watch(session.client, session.output, after=after, interval_s=interval, once=once)
+    with suppress(KeyboardInterrupt):
+        run_watch(session.client, session.output, after=after, interval_s=interval, once=once)
 
 
 @app.command()

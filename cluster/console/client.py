@@ -84,15 +84,19 @@ class ControlClient:
         return _read(VersionDetail, self._call("GET", f"/v1/adapters/{name}/versions/{number}"))
 
     def set_alias(self, name: str, alias: str, number: int, expected_revision: int | None = None) -> Activation:
-        body = {"version": number, "expected_revision": expected_revision}
+        body = {"version": number, "expected_revision": expected_revision, "wait": False}
         return _read(Activation, self._call("PUT", f"/v1/adapters/{name}/aliases/{alias}", json=body))
 
     def rollback(self, name: str, alias: str) -> Activation:
-        return _read(Activation, self._call("POST", f"/v1/adapters/{name}/rollback", json={"alias": alias}))
+        return _read(
+            Activation, self._call("POST", f"/v1/adapters/{name}/rollback", json={"alias": alias, "wait": False})
+        )
 
     def activation(self, activation_id: int, *, wait_s: float = 0.0) -> Activation:
         """How far an activation is; the server holds the answer for up to `wait_s` seconds."""
-        return _read(Activation, self._call("GET", f"/v1/activations/{activation_id}", params={"wait_s": wait_s}))
+        return _read(
+            Activation, self._call("GET", f"/v1/activations/{activation_id}", params={"wait_s": f"{wait_s:.3f}"})
+        )
 
     def retire(self, name: str, number: int | None = None) -> None:
         """Retire one version, or the whole adapter."""
@@ -119,11 +123,13 @@ class ControlClient:
         self._call("GET", "/health")
 
     def ready(self) -> tuple[bool, dict[str, Any]]:
-        """Whether the fleet serves, and the body that says what is missing."""
+        """Whether the fleet serves, and the body that says what is missing (also while something else answers)."""
         with self._reaching():
             response = self._http.get("/ready")
         body = _json(response)
-        return response.status_code == 200, body if isinstance(body, dict) else {}
+        if not isinstance(body, dict):
+            body = {"reason": f"{self.url} answers, but not yet as a gateway (HTTP {response.status_code})"}
+        return response.status_code == 200 and bool(body.get("ready")), body
 
     def _list(self, kind: type[Answer], path: str, **request: Any) -> list[Answer]:
         return _read(list[kind], _read(Page, self._call("GET", path, **request)).data)  # type: ignore[valid-type]

@@ -15,8 +15,8 @@ from cluster.console.errors import Refused
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
-OPTIONAL_FILES = ("added_tokens.json",)
-"""Sent along because the server's judgement of the adapter depends on them."""
+OPTIONAL_FILES = ("added_tokens.json", "chat_template.jinja")
+"""Sent along because the server judges or remarks on them."""
 LFS_MARK = b"version https://git-lfs"
 
 CountSent = Callable[[int], None]

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.console import Console
@@ -57,6 +57,7 @@ class Output:
     def grid(self, grid: Grid) -> None:
         if self.as_json:
             return
+        grid = replace(grid, rows=[tuple(map(one_line, row)) for row in grid.rows])
         self.out.print(rich_table(grid) if self.out.is_terminal else plain_table(grid))
 
     def note(self, text: str) -> None:
@@ -67,7 +68,7 @@ class Output:
         hint = f" ({error.hint})" if error.hint else ""
         faults = error.faults if isinstance(error, Refused) else ()
         message = f"the adapter has {count(len(faults), 'fault')}" if faults else error.message
-        self.err.print(Text("error: ", "bold red") + Text(one_line(message + hint)))
+        self.err.print(Text.assemble(("error: ", "bold red"), one_line(message + hint)))
         for fault in faults:
             advice = f" ({fault.hint})" if fault.hint else ""
             self.err.print(f"  {one_line(fault.code)}: {one_line(fault.message + advice)}")

@@ -48,6 +48,7 @@ class AdapterLoad:
 @dataclass(frozen=True)
 class Frame:
     at_s: float
+    tokens_per_s: float
     replicas: tuple[ReplicaLoad, ...]
     adapters: tuple[AdapterLoad, ...]
 
@@ -89,12 +90,11 @@ def _scrape(client: ControlClient) -> Scrape:
 def build_frame(replicas: list[ReplicaRecord], before: Scrape, after: Scrape) -> Frame:
     loads = (_load(replica, before, after) for replica in sorted(replicas, key=lambda replica: replica.ring_id))
     adapters = (AdapterLoad(*rate) for rate in scrape.request_rates(before, after)[:NUM_TOP_ADAPTERS])
-    return Frame(after.at_s, tuple(loads), tuple(adapters))
+    return Frame(after.at_s, scrape.tokens_per_second(before, after), tuple(loads), tuple(adapters))
 
 
 def _load(replica: ReplicaRecord, before: Scrape, after: Scrape) -> ReplicaLoad:
     instance = replica.replica_id
-    used, total = after.value(instance, scrape.KV_USED), after.value(instance, scrape.KV_TOTAL)
     return ReplicaLoad(
         ring_id=replica.ring_id,
         replica_id=instance,
@@ -103,11 +103,16 @@ def _load(replica: ReplicaRecord, before: Scrape, after: Scrape) -> ReplicaLoad:
         num_staged=len(replica.staged),
         num_running=after.value(instance, scrape.RUNNING),
         num_waiting=after.value(instance, scrape.WAITING),
-        kv_used=used / total if used is not None and total else None,
+        kv_used=_kv_used(after, instance),
         tokens_per_s=scrape.per_second(before, after, instance, scrape.TOKENS),
         loads_per_s=scrape.per_second(before, after, instance, scrape.LOADS),
         hit_rate=scrape.hit_rate(before, after, instance),
     )
+
+
+def _kv_used(now: Scrape, instance: str) -> float | None:
+    used, free = now.value(instance, scrape.KV_USED), now.value(instance, scrape.KV_FREE)
+    return used / (used + free) if used is not None and free is not None and used + free else None
 
 
 def frame_grids(frame: Frame) -> tuple[Grid, Grid]:
@@ -140,10 +145,9 @@ def _adapters_grid(frame: Frame) -> Grid:
 
 
 def _title(frame: Frame) -> str:
-    tokens = sum(load.tokens_per_s or 0.0 for load in frame.replicas)
     swaps = sum(load.loads_per_s or 0.0 for load in frame.replicas)
     at = time.strftime("%H:%M:%S", time.localtime(frame.at_s))
-    return f"{at}  {count(len(frame.replicas), 'replica')}, {tokens:.0f} tokens/s, {swaps:.2f} swaps/s"
+    return f"{at}  {count(len(frame.replicas), 'replica')}, {frame.tokens_per_s:.0f} tokens/s, {swaps:.2f} swaps/s"
 
 
 def _print(frame: Frame, output: Output) -> None:

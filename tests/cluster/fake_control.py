@@ -188,8 +188,8 @@ class FakeControl:
 
     async def ready(self, request: Request) -> Response:
         if self.fleet.is_ready:
-            return JSONResponse({"status": "ready"})
-        return error(503, "not_ready", "no base model has been published yet")
+            return JSONResponse({"ready": True, "missing": []})
+        return error(503, "not_ready", "not ready: no base yet")
 
     async def metrics(self, request: Request) -> Response:
         pages = self.fleet.metrics

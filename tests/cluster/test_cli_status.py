@@ -20,7 +20,9 @@ UNUSED_URL = "http://127.0.0.1:9"
 
 @pytest.fixture
 def fleet() -> FakeFleet:
-    return FakeFleet(replicas=[replica_record(0)], metrics=['lorafleet_requests_running{instance="replica-0"} 0\n'])
+    return FakeFleet(
+        replicas=[replica_record(0)], metrics=['lorafleet_adapter_slot_hits_total{instance="replica-0"} 0\n']
+    )
 
 
 @pytest.fixture
@@ -129,7 +131,7 @@ def test_doctor_names_what_is_wrong_and_what_to_do(cli: Cli, fleet: FakeFleet) -
     ran = cli("doctor", "--json")
     assert ran.status == 1
     findings = {finding["question"]: finding for finding in ran.json}
-    assert findings["ready"]["detail"] == "no base model has been published yet"
+    assert findings["ready"]["detail"] == "not ready: no base yet"
     assert findings["replicas"]["verdict"] == findings["metrics"]["verdict"] == "failed"
     assert "ready: wait for it with: lorafleet wait-ready" in ran.err
 
@@ -166,8 +168,8 @@ def test_wait_ready_timeout_says_what_is_missing(cli: Cli, fleet: FakeFleet) -> 
     ran = cli("wait-ready", "--timeout", "0")
     assert ran.status == 1
     assert ran.err.splitlines() == [
-        "waiting for the fleet: no base model has been published yet",
-        "error: no base model has been published yet",
+        "waiting for the fleet: not ready: no base yet",
+        "error: not ready: no base yet",
     ]
 
 

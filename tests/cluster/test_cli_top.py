@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.console import scrape
-from cluster.console.scrape import Scrape, hit_rate, per_second, read_scrape, request_rates
+from cluster.console.scrape import Scrape, hit_rate, per_second, read_scrape, request_rates, tokens_per_second
 from cluster.console.top import build_frame, frame_grids
 from tests.cluster.cli_harness import Cli
 from tests.cluster.fake_control import FakeFleet, replica_record, serving
@@ -15,24 +15,26 @@ def page(
     running: int = 0, tokens: int = 0, loads: int = 0, hits: int = 0, misses: int = 0, legal: int = 0, sales: int = 0
 ) -> str:
     """A fleet's metrics: one replica with the given counts, one gateway with requests for two adapters."""
-    replica, gateway = '{instance="replica-0"}', 'instance="gateway-0"'
-    return "\n".join(
-        [
-            f"# TYPE {scrape.RUNNING} gauge",
-            f"{scrape.RUNNING}{replica} {running}",
-            f"{scrape.WAITING}{replica} 3",
-            f"{scrape.KV_USED}{replica} 25",
-            f"{scrape.KV_TOTAL}{replica} 100",
-            f"{scrape.TOKENS}{replica} {tokens}",
-            f"{scrape.LOADS}{replica} {loads}",
-            f"{scrape.HITS}{replica} {hits}",
-            f"{scrape.MISSES}{replica} {misses}",
-            f'{scrape.REQUESTS}{{{gateway},model="legal",outcome="ok"}} {legal}',
-            f'{scrape.REQUESTS}{{{gateway},model="legal",outcome="disconnect"}} 1',
-            f'{scrape.REQUESTS}{{{gateway},model="sales",outcome="ok"}} {sales}',
-            "",
-        ]
-    )
+    samples = [
+        (scrape.RUNNING, running),
+        (scrape.WAITING, 3),
+        (scrape.KV_USED, 25),
+        (scrape.KV_FREE, 75),
+        (scrape.TOKENS, tokens),
+        (scrape.LOADS._replace(label="tier", value="host"), loads),
+        (scrape.LOADS._replace(label="tier", value="node"), 1),
+        (scrape.HITS, hits),
+        (scrape.MISSES, misses),
+    ]
+    lines = [f"{metric}{{{_labels(label, value)}}} {number}" for (metric, label, value), number in samples]
+    for model, outcome, number in (("legal", "ok", legal), ("legal", "disconnect", 1), ("sales", "ok", sales)):
+        lines.append(f'{scrape.REQUESTS}{{instance="gateway",model="{model}",outcome="{outcome}"}} {number}')
+    lines.append(f'{scrape.STREAMED_TOKENS}{{instance="gateway",model="legal"}} {2 * tokens}')
+    return "\n".join((*lines, ""))
+
+
+def _labels(label: str, value: str) -> str:
+    return f'instance="replica-0",{label}="{value}"' if label else 'instance="replica-0"'
 
 
 def scrapes(before: str, after: str, span_s: float = 2.0) -> tuple[Scrape, Scrape]:
@@ -43,6 +45,12 @@ def test_rates_are_growth_over_time() -> None:
     before, after = scrapes(page(tokens=100, loads=4), page(tokens=300, loads=5))
     assert per_second(before, after, "replica-0", scrape.TOKENS) == 100
     assert per_second(before, after, "replica-0", scrape.LOADS) == 0.5
+
+
+def test_fleet_tokens_come_from_the_gateways() -> None:
+    before, after = scrapes(page(tokens=100), page(tokens=300))
+    assert tokens_per_second(before, after) == 200
+    assert tokens_per_second(after, before) == 0
 
 
 def test_restarted_or_unknown_instance_has_no_rate() -> None:

@@ -1,0 +1,61 @@
+"""The metrics that `lorafleet top` reads are the ones that replicas and gateways export."""
+
+import pytest
+
+from cluster.console import scrape
+from cluster.console.scrape import Scrape, read_scrape
+from replica.adapters.stats import CacheStats
+from replica.engine import EngineCounts
+from replica.metrics import ReplicaMetrics, StateCollector
+from router.exposition import merge_expositions
+from router.metrics import GatewayMetrics
+
+COUNTS = EngineCounts(num_waiting=1, num_loading=2, num_running=3, num_free_blocks=75)
+STATS = CacheStats(
+    num_slots=4,
+    slots_by_state={"free": 4},
+    resident=(),
+    host_cached=(),
+    host_bytes=0,
+    arena_bytes=1,
+    arena_free_bytes=1,
+    num_waiting=0,
+    num_hits=7,
+    num_misses=3,
+    num_failures=0,
+    loads={"host": 1, "node": 2},
+    evictions={"slot": 1},
+    load_seconds={},
+)
+
+
+@pytest.fixture
+def reading() -> Scrape:
+    """One scrape of a fleet with one gateway, which has served one call, and one replica."""
+    replica, gateway = ReplicaMetrics(), GatewayMetrics()
+    replica.watch(StateCollector(lambda: COUNTS, lambda: STATS, 100, 16))
+    replica.on_end("stop", 11)
+    with gateway.meter("legal", 5) as meter:
+        meter.prompt_meter()(9, 1)
+    text = merge_expositions({"gateway": gateway.exposition(), "replica-0": replica.render()})
+    return read_scrape(text.decode(), 0.0)
+
+
+def test_every_figure_of_a_replica_is_exported(reading: Scrape) -> None:
+    assert reading.instances == {
+        "replica-0": {
+            scrape.RUNNING: 3,
+            scrape.WAITING: 1,
+            scrape.KV_USED: 25,
+            scrape.KV_FREE: 75,
+            scrape.LOADS: 3,
+            scrape.HITS: 7,
+            scrape.MISSES: 3,
+            scrape.TOKENS: 11,
+        }
+    }
+
+
+def test_requests_and_tokens_of_a_gateway_are_exported(reading: Scrape) -> None:
+    assert reading.requests == {"legal": 1}
+    assert reading.num_tokens == 9
