@@ -35,16 +35,27 @@ class Catalog:
         self.revision = 0
         self.base: BaseSpec | None = None
         self.replicas: tuple[ReplicaRecord, ...] = ()
-        self._base_names = frozenset(base_names)
+        self._base_names = tuple(base_names)
         self._adapters: dict[str, AdapterRecord] = {}
 
     def __repr__(self) -> str:
         return f"Catalog(revision={self.revision}, adapters={len(self._adapters)}, replicas={len(self.replicas)})"
 
     @property
+    def base_names(self) -> tuple[str, ...]:
+        """The configured names of the base, the preferred one first; its own id when none is configured."""
+        own = () if self.base is None else (self.base.base_id,)
+        return self._base_names or own
+
+    @property
     def adapters(self) -> tuple[AdapterRecord, ...]:
         """Every adapter, by name."""
         return tuple(self._adapters[name] for name in sorted(self._adapters))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of adapters that have a version in service, sorted."""
+        return tuple(adapter.name for adapter in self.adapters if any(map(_in_service, adapter.versions)))
 
     def apply(self, delta: CatalogDelta) -> bool:
         """Take over what changed; returns whether anything did. A delta that brings nothing new is ignored."""
@@ -61,7 +72,7 @@ class Catalog:
 
         Names of the base match first and exactly. Raises ModelNotFound for everything that may not be called.
         """
-        if model in self._base_names or (self.base is not None and model == self.base.base_id):
+        if model in self.base_names or (self.base is not None and model == self.base.base_id):
             return Resolution(model=model)
         name, at, reference = model.partition("@")
         adapter = self._adapters.get(name) if is_adapter_name(name) else None
@@ -89,7 +100,11 @@ def _version(adapter: AdapterRecord, reference: str) -> VersionRecord | None:
     else:
         number = adapter.aliases.get(reference) if is_alias_name(reference) else None
     version = None if number is None else adapter.version(number)
-    return version if version is not None and version.state is VersionState.ACTIVE else None
+    return version if version is not None and _in_service(version) else None
+
+
+def _in_service(version: VersionRecord) -> bool:
+    return version.state is VersionState.ACTIVE
 
 
 def _is_number(reference: str) -> bool:

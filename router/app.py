@@ -1,0 +1,114 @@
+"""The HTTP application: a list of routes, each with the scope it needs, and a list of middleware."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+
+from registry.errors import RegistryError
+from replica.errors import ReplicaError
+from router.auth import Authenticator, Principal, Scope
+from router.control_api import ControlApi
+from router.errors import INVALID, RouterError, error_body, error_code, http_face
+from router.gateway import Gateway
+from router.middleware import ErrorBoundary, RequestId
+from router.openai_api import OpenAiApi
+from router.operations_api import OperationsApi
+
+Handler = Callable[[Request, Principal], Awaitable[Response]]
+NOBODY = Principal("", frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One route. `scope` None is public; everything else needs a caller who has the scope."""
+
+    method: str
+    path: str
+    handler: Handler
+    scope: Scope | None
+
+
+def endpoints(gateway: Gateway) -> list[Endpoint]:
+    """Every route there is. More specific paths come first: a name may hold anything, so that it can be refused."""
+    openai, control, operations = OpenAiApi(gateway), ControlApi(gateway), OperationsApi(gateway)
+    adapter = "/v1/adapters/{name:path}"
+    return [
+        Endpoint("GET", "/v1/models", openai.models, Scope.INFER),
+        Endpoint("GET", "/v1/models/{model:path}", openai.model, Scope.INFER),
+        Endpoint("POST", "/v1/chat/completions", openai.chat_completions, Scope.INFER),
+        Endpoint("POST", "/v1/completions", openai.completions, Scope.INFER),
+        Endpoint("POST", f"{adapter}/versions", control.push, Scope.UPLOAD),
+        Endpoint("GET", f"{adapter}/versions/{{number}}", control.version, Scope.UPLOAD),
+        Endpoint("DELETE", f"{adapter}/versions/{{number}}", control.retire_version, Scope.UPLOAD),
+        Endpoint("PUT", f"{adapter}/aliases/{{alias}}", control.put_alias, Scope.UPLOAD),
+        Endpoint("POST", f"{adapter}/rollback", control.rollback, Scope.UPLOAD),
+        Endpoint("GET", "/v1/adapters", control.adapters, Scope.UPLOAD),
+        Endpoint("GET", adapter, control.adapter, Scope.UPLOAD),
+        Endpoint("DELETE", adapter, control.retire_adapter, Scope.UPLOAD),
+        Endpoint("GET", "/v1/replicas", control.replicas, Scope.ADMIN),
+        Endpoint("GET", "/v1/events", control.events, Scope.ADMIN),
+        Endpoint("GET", "/v1/activations/{activation_id}", control.activation, Scope.UPLOAD),
+        Endpoint("GET", "/health", operations.health, None),
+        Endpoint("GET", "/ready", operations.ready, None),
+        Endpoint("GET", "/metrics", operations.metrics, None),
+    ]
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """The application over one gateway. No pages of its own: no docs, no redirects."""
+    app = FastAPI(
+        title="lorafleet",
+        openapi_url=None,
+        redirect_slashes=False,
+        middleware=[
+            Middleware(RequestId),
+            Middleware(ErrorBoundary, answered_error=gateway.metrics.answered_error),
+        ],
+    )
+    for endpoint in endpoints(gateway):
+        handler = guarded(endpoint, gateway.authenticator)
+        app.add_api_route(endpoint.path, handler, methods=[endpoint.method], response_model=None)
+    _add_error_handlers(app, gateway)
+    return app
+
+
+def guarded(endpoint: Endpoint, authenticator: Authenticator) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint behind its check of the caller."""
+
+    async def handle(request: Request) -> Response:
+        if endpoint.scope is None:
+            return await endpoint.handler(request, NOBODY)
+        caller = await authenticator.authenticate(request.headers)
+        caller.require(endpoint.scope)
+        return await endpoint.handler(request, caller)
+
+    return handle
+
+
+def _add_error_handlers(app: FastAPI, gateway: Gateway) -> None:
+    async def known(request: Request, error: Exception) -> Response:
+        gateway.metrics.answered_error(error_code(error))
+        face = http_face(error)
+        headers = {} if face.retry_after_s is None else {"retry-after": str(face.retry_after_s)}
+        return JSONResponse(error_body(error), face.status, headers)
+
+    async def no_route(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = "unknown_route" if error.status_code == 404 else "method_not_allowed"
+        gateway.metrics.answered_error(code)
+        message = f"{request.method} {request.url.path} is no route of this server"
+        body = {"error": {"message": message, "type": INVALID, "param": None, "code": code}}
+        return JSONResponse(body, error.status_code, error.headers)
+
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)
+
+    for kind in (RouterError, RegistryError, ReplicaError):
+        app.add_exception_handler(kind, known)
+    app.add_exception_handler(HTTPException, no_route)
+    app.add_exception_handler(ClientDisconnect, gone)

@@ -1,0 +1,137 @@
+"""From a checked body to a call: the model resolved once, the prompts encoded, the limits applied."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from registry.catalog import Resolution
+from registry.types import BaseSpec
+from replica.messages import GenerateRequest, SamplingParams
+from router.config import RequestLimits
+from router.errors import BadRequest
+from router.sampling import check_limits, check_token_id, sampling_params
+from router.schemas import ChatBody, CompletionBody, GenerationBody
+from router.tokenizer import BaseTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a call. `echo` is the text to repeat before each answer; choices count from `first_index`."""
+
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    first_index: int = 0
+    echo: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Everything a call needs until its last token. `model` is what the client wrote."""
+
+    call_id: str
+    created_s: int
+    tenant: str
+    model: str
+    resolution: Resolution
+    fingerprint: str
+    tokenizer: BaseTokenizer
+    prompts: tuple[Prompt, ...]
+    stops: tuple[str, ...] = ()
+    include_usage: bool = False
+    with_logprobs: bool = False
+
+    @property
+    def num_choices(self) -> int:
+        return sum(prompt.sampling.n for prompt in self.prompts)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    def request(self, number: int) -> GenerateRequest:
+        """The message to a replica for prompt `number`."""
+        prompt = self.prompts[number]
+        request_id = self.call_id if len(self.prompts) == 1 else f"{self.call_id}-{number}"
+        return GenerateRequest(request_id, self.tenant, self.resolution.digest, prompt.token_ids, prompt.sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A resolved model with what it is served by."""
+
+    resolution: Resolution
+    base: BaseSpec
+    tokenizer: BaseTokenizer
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's `system_fingerprint`: changes exactly when other weights answer."""
+        return f"fp_{(self.resolution.digest or self.base.digest)[:16]}"
+
+
+@dataclass(frozen=True, slots=True)
+class CallBuilder:
+    """Builds calls under the gateway's limits."""
+
+    limits: RequestLimits
+
+    async def chat(self, call_id: str, created_s: int, tenant: str, body: ChatBody, binding: Binding) -> Call:
+        """Raises BadRequest (template, limits) and ContextLengthExceeded."""
+        check_limits(body, self.limits)
+        token_ids = await binding.tokenizer.encode_chat([message.for_template() for message in body.messages])
+        prompt = Prompt(token_ids, self._sampling(body, token_ids, binding, "messages"))
+        return self._call(call_id, created_s, tenant, body, binding, (prompt,), bool(body.logprobs))
+
+    async def completion(
+        self, call_id: str, created_s: int, tenant: str, body: CompletionBody, binding: Binding
+    ) -> Call:
+        """Raises BadRequest (prompt, limits) and ContextLengthExceeded."""
+        check_limits(body, self.limits)
+        prompts: list[Prompt] = []
+        for text_or_ids in body.prompt:
+            token_ids = await self._encode(text_or_ids, binding)
+            sampling = self._sampling(body, token_ids, binding, "prompt")
+            prompts.append(
+                Prompt(token_ids, sampling, len(prompts) * sampling.n, self._echo(body, text_or_ids, binding))
+            )
+        return self._call(call_id, created_s, tenant, body, binding, prompts, body.logprobs is not None)
+
+    async def _encode(self, text_or_ids: str | tuple[int, ...], binding: Binding) -> tuple[int, ...]:
+        if isinstance(text_or_ids, str):
+            return await binding.tokenizer.encode_text(text_or_ids)
+        for token_id in text_or_ids:
+            check_token_id(token_id, binding.base.vocab_size, "prompt")
+        return text_or_ids
+
+    def _sampling(self, body: GenerationBody, token_ids: Sequence[int], binding: Binding, param: str) -> SamplingParams:
+        if not token_ids:
+            raise BadRequest(f"{param} encodes to no tokens; a prompt needs at least one", param)
+        return sampling_params(body, len(token_ids), binding.base, self.limits)
+
+    def _echo(self, body: CompletionBody, text_or_ids: str | tuple[int, ...], binding: Binding) -> str | None:
+        if not body.echo:
+            return None
+        return text_or_ids if isinstance(text_or_ids, str) else binding.tokenizer.decode(text_or_ids)
+
+    def _call(
+        self,
+        call_id: str,
+        created_s: int,
+        tenant: str,
+        body: GenerationBody,
+        binding: Binding,
+        prompts: Sequence[Prompt],
+        with_logprobs: bool,
+    ) -> Call:
+        return Call(
+            call_id=call_id,
+            created_s=created_s,
+            tenant=tenant,
+            model=body.model,
+            resolution=binding.resolution,
+            fingerprint=binding.fingerprint,
+            tokenizer=binding.tokenizer,
+            prompts=tuple(prompts),
+            stops=tuple(body.stop or ()),
+            include_usage=bool(body.stream_options and body.stream_options.include_usage),
+            with_logprobs=with_logprobs,
+        )

@@ -1,0 +1,67 @@
+"""Configuration of a gateway: limits of a request, of an upload, and the bounds of placement."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class Settings(BaseModel):
+    """A frozen, strict model that refuses misspelt keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class PlacementConfig(Settings):
+    """How far a request may stray from its adapter's home.
+
+    A replica takes a request while its load is below max(min_load_bound, ceil(load_factor * (total + 1) / replicas));
+    at most ceil(home_factor * adapters / replicas) adapters share a home.
+    """
+
+    load_factor: float = Field(default=1.5, ge=1)
+    min_load_bound: int = Field(default=10, ge=1)
+    home_factor: float = Field(default=1.1, ge=1)
+    max_tries: int = Field(default=3, ge=1, le=16)
+    """Replicas asked before a request's first token until the error is the client's."""
+
+
+class RequestLimits(Settings):
+    """What one inference request may ask for."""
+
+    max_body_bytes: int = Field(default=8 * MIB, ge=1)
+    default_max_tokens: int | None = Field(default=None, ge=1)
+    """Tokens to generate when the client does not say; omitted: up to the end of the context."""
+    max_n: int = Field(default=16, ge=1, le=128)
+    max_prompts: int = Field(default=128, ge=1)
+    """Prompts of one completion request."""
+    max_logprobs: int = Field(default=20, ge=0)
+    max_stop: int = Field(default=16, ge=1)
+    max_stop_chars: int = Field(default=1000, ge=1)
+    max_logit_bias: int = Field(default=1024, ge=1)
+    request_timeout_s: float = Field(default=600.0, gt=0)
+    max_concurrent_requests: int = Field(default=1024, ge=1)
+    """Prompts in flight through this gateway; beyond it clients get 429."""
+
+
+class UploadLimits(Settings):
+    """What one adapter upload may hold; the registry has its own, stricter rules on the content."""
+
+    max_upload_bytes: int = Field(default=4096 * MIB, ge=1)
+    max_files: int = Field(default=16, ge=1)
+    max_fields: int = Field(default=16, ge=1)
+    max_field_bytes: int = Field(default=4 * KIB, ge=1)
+
+
+class RouterConfig(Settings):
+    """Everything a gateway needs to know."""
+
+    placement: PlacementConfig = PlacementConfig()
+    requests: RequestLimits = RequestLimits()
+    uploads: UploadLimits = UploadLimits()
+    activation_wait_s: float = Field(default=60.0, ge=0)
+    """Longest time that an upload or an activation holds its HTTP request to see the alias move."""
+    max_events: int = Field(default=1000, ge=1)
+    """Most entries one call to `/v1/events` returns."""
+    instance: str = "gateway"
+    """Value of the `instance` label of this gateway's own metrics."""

@@ -1,0 +1,219 @@
+"""The gateway: one catalog, one tokenizer, one placement, and the way a call takes through them.
+
+Knows nothing of HTTP (that is `app`) or of Ray (`cluster` wires a Fleet and a RegistryClient).
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Protocol
+
+from registry.catalog import Catalog
+from registry.errors import NotReady
+from registry.types import (
+    Activation,
+    AdapterManifest,
+    AdapterRecord,
+    BaseSpec,
+    CatalogDelta,
+    Event,
+    PushResult,
+    VersionState,
+)
+from replica.messages import GenerateRequest, TokenChunk
+from router.admission import Admission
+from router.auth import Authenticator, OpenAuthenticator
+from router.calls import Binding, Call, CallBuilder
+from router.choice import Delta
+from router.config import RouterConfig
+from router.dispatch import Dispatch
+from router.exposition import merge_expositions
+from router.merge import merge
+from router.metrics import GatewayMetrics
+from router.placement import Placement
+from router.prompt_run import PromptRun
+from router.schemas import ChatBody, CompletionBody, GenerationBody
+from router.tokenizer import BaseTokenizer
+
+
+class Fleet(Protocol):
+    """The replicas, by id. Closing what `generate` returns aborts the request; replicas may raise ReplicaError
+    subclasses, and a replica that cannot be reached is ReplicaGone."""
+
+    def generate(self, replica_id: str, request: GenerateRequest) -> AsyncIterator[Sequence[TokenChunk]]: ...
+
+    async def stop_choice(self, replica_id: str, request_id: str, index: int) -> None:
+        """End one choice of a running request; the others go on."""
+        ...
+
+    async def metrics(self) -> Mapping[str, bytes]:
+        """Instance -> Prometheus text; members that do not answer are left out."""
+        ...
+
+
+class RegistryClient(Protocol):
+    """The registry's service as the gateway calls it; every method may raise RegistryError subclasses."""
+
+    async def push(self, name: str, files: Mapping[str, Path], *, owner: str, activate: bool) -> PushResult: ...
+
+    async def adapters(self) -> Sequence[AdapterRecord]: ...
+
+    async def adapter(self, name: str) -> AdapterRecord: ...
+
+    async def manifest(self, digest: str) -> AdapterManifest: ...
+
+    async def activate(
+        self, name: str, alias: str, number: int, *, actor: str, expected_revision: int | None = None
+    ) -> Activation: ...
+
+    async def rollback(self, name: str, alias: str, *, actor: str) -> Activation: ...
+
+    async def retire(self, name: str, number: int | None, *, actor: str) -> AdapterRecord: ...
+
+    async def activation(self, activation_id: int) -> Activation: ...
+
+    async def wait_activation(self, activation_id: int, timeout_s: float) -> Activation: ...
+
+    async def events(self, after: int, limit: int) -> Sequence[Event]: ...
+
+    async def read_blob(self, sha256: str) -> bytes: ...
+
+
+class Gateway:
+    """Serves calls from the last catalog it was given. `apply` follows the registry."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        catalog: Catalog,
+        fleet: Fleet,
+        registry: RegistryClient,
+        *,
+        authenticator: Authenticator | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.config = config
+        self.catalog = catalog
+        self.registry = registry
+        self.authenticator = authenticator or OpenAuthenticator()
+        self.metrics = GatewayMetrics(clock)
+        self.placement = Placement(config.placement, self.metrics.placed)
+        self.admission = Admission(config.requests.max_concurrent_requests)
+        self._builder = CallBuilder(config.requests)
+        self._fleet = fleet
+        self._wall_clock = wall_clock
+        self._tokenizer: BaseTokenizer | None = None
+        self._applying = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"Gateway(revision {self.catalog.revision}, {self.admission!r}, {self.placement!r})"
+
+    async def apply(self, delta: CatalogDelta) -> None:
+        """Follow the catalog. When the tokenizer cannot be fetched this raises and changes nothing, so the same
+        delta can be applied again."""
+        async with self._applying:
+            tokenizer = await self._tokenizer_for(delta.base)
+            if not self.catalog.apply(delta):
+                return
+            self._tokenizer = tokenizer
+            names = [adapter.name for adapter in self.catalog.adapters if _is_served(adapter)]
+            self.placement.update(names, self.catalog.replicas)
+            self.metrics.keep_only(names)
+
+    async def _tokenizer_for(self, base: BaseSpec | None) -> BaseTokenizer | None:
+        current = self._tokenizer
+        if base is None or (current is not None and current.base == base):
+            return current if base is not None else None
+        blob = await self.registry.read_blob(base.tokenizer_sha256)
+        return await asyncio.to_thread(BaseTokenizer, blob.decode(), base)
+
+    def missing(self) -> list[str]:
+        """What the gateway waits for before it can serve; empty when it is ready."""
+        parts = {
+            "base": self.catalog.base,
+            "tokenizer": self._tokenizer,
+            "replica": self.catalog.replicas,
+        }
+        return [name for name, part in parts.items() if not part]
+
+    async def chat_call(self, tenant: str, body: ChatBody) -> Call:
+        """Raises NotReady, ModelNotFound, BadRequest."""
+        binding = self._bind(tenant, body)
+        return await self._builder.chat(f"chatcmpl-{uuid.uuid4().hex}", self._now_s(), tenant, body, binding)
+
+    async def completion_call(self, tenant: str, body: CompletionBody) -> Call:
+        """Raises NotReady, ModelNotFound, BadRequest."""
+        binding = self._bind(tenant, body)
+        return await self._builder.completion(f"cmpl-{uuid.uuid4().hex}", self._now_s(), tenant, body, binding)
+
+    def _bind(self, tenant: str, body: GenerationBody) -> Binding:
+        """Resolve the model once; whatever happens to its alias later, this call keeps the version."""
+        base, tokenizer = self.catalog.base, self._tokenizer
+        if base is None or tokenizer is None:
+            raise NotReady("no replica has published its base model yet; retry later")
+        return Binding(self.catalog.resolve(tenant, body.model), base, tokenizer)
+
+    def _now_s(self) -> int:
+        return int(self._wall_clock())
+
+    def generation(self, call: Call) -> "Generation":
+        """The call, ready to run."""
+        return Generation(call, self)
+
+    def dispatch(self, call: Call, number: int) -> Dispatch:
+        """Prompt `number` of the call, on its way to a replica."""
+        return Dispatch(
+            self.placement,
+            self._fleet,
+            call.request(number),
+            call.resolution.adapter,
+            self.config.placement.max_tries,
+        )
+
+    async def exposition(self) -> bytes:
+        """One scrape for the fleet: this gateway's metrics and those of every member that answers."""
+        return merge_expositions({self.config.instance: self.metrics.exposition(), **await self._fleet.metrics()})
+
+    def check_integrity(self) -> None:
+        """Assert that nothing is leased when nothing is in flight."""
+        self.placement.check_integrity()
+        assert self.admission.num_in_flight == 0 or self.placement.num_leases > 0, repr(self)
+
+
+def _is_served(adapter: AdapterRecord) -> bool:
+    return any(version.state is VersionState.ACTIVE for version in adapter.versions)
+
+
+class Generation:
+    """One running call: it holds its places until `deltas` ends or is closed."""
+
+    def __init__(self, call: Call, gateway: Gateway) -> None:
+        self.call = call
+        self._gateway = gateway
+        self._runs: list[PromptRun] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled so far, as usage counts them."""
+        return sum(run.num_tokens for run in self._runs)
+
+    async def deltas(self) -> AsyncGenerator[list[Delta], None]:
+        """Deltas of all choices in order of arrival. Raises TooManyRequests and NoReplica at once, replica errors
+        when they happen; closing it aborts the work."""
+        call, gateway = self.call, self._gateway
+        with (
+            gateway.metrics.meter(call.resolution.adapter, call.num_prompt_tokens) as meter,
+            gateway.admission.admit(len(call.prompts)),
+        ):
+            self._runs = [
+                PromptRun(call, prompt, gateway.dispatch(call, number), meter.prompt_meter())
+                for number, prompt in enumerate(call.prompts)
+            ]
+            streams = [run.deltas() for run in self._runs]
+            async with aclosing(streams[0] if len(streams) == 1 else merge(streams)) as messages:
+                async for deltas in messages:
+                    yield deltas

@@ -1,0 +1,67 @@
+"""Pure ASGI middleware: an id for every request, and no error without OpenAI's body."""
+
+import logging
+import re
+import uuid
+from collections.abc import Callable
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.errors import error_body
+
+logger = logging.getLogger(__name__)
+HEADER = b"x-request-id"
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+class RequestId:
+    """Answers with the client's `x-request-id`, or with a new one where it is missing or not sane."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (HEADER, request_id)]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def _request_id(scope: Scope) -> bytes:
+    given: bytes = next((value for name, value in scope["headers"] if name == HEADER), b"")
+    return given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+
+
+class ErrorBoundary:
+    """Turns an unexpected error into a 500 that tells the client nothing and the log everything."""
+
+    def __init__(self, app: ASGIApp, answered_error: Callable[[str], None]) -> None:
+        self._app = app
+        self._answered_error = answered_error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except Exception as error:
+            request_id = scope.get("state", {}).get("request_id")
+            logger.exception("request %s %s failed unexpectedly", request_id, scope.get("path"))
+            if started or scope["type"] != "http":
+                raise
+            self._answered_error("internal_error")
+            await JSONResponse(error_body(error), 500)(scope, receive, send)

@@ -1,0 +1,93 @@
+"""One prompt of a call while it is served: its choices' deltas, its echo, and stopping what is complete."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from replica.messages import TokenChunk, TokenLogprob
+from router.calls import Call, Prompt
+from router.choice import Choice, Delta, TokenEntry
+from router.detokenizer import Detokenizer
+from router.dispatch import Dispatch, closing
+from router.errors import ReplicaGone
+from router.tokenizer import BaseTokenizer
+
+Arrived = Callable[[int, int], None]
+"""Called for each message with how many tokens it brought and how many choices are open."""
+
+
+class PromptRun:
+    """Turns a dispatch's chunks into deltas whose indices are the call's."""
+
+    def __init__(self, call: Call, prompt: Prompt, dispatch: Dispatch, arrived: Arrived) -> None:
+        self._prompt = prompt
+        self._tokenizer = call.tokenizer
+        self._dispatch = dispatch
+        self._arrived = arrived
+        offset = len(prompt.echo or "")
+        self.choices = [
+            Choice(prompt.first_index + i, call.tokenizer, call.stops, offset) for i in range(prompt.sampling.n)
+        ]
+        self._num_open = len(self.choices)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled so far, over all choices."""
+        return sum(choice.num_tokens for choice in self.choices)
+
+    async def deltas(self) -> AsyncGenerator[list[Delta], None]:
+        """Deltas message by message. The first message always gives a list, so that the answer can begin."""
+        backlog: list[TokenChunk] | None = []
+        async with closing(self._dispatch.chunks()) as stream:
+            async for chunks in stream:
+                self._arrived(sum(len(chunk.token_ids) for chunk in chunks), self._num_open)
+                deltas: list[Delta] = []
+                if backlog is not None:
+                    backlog.extend(chunks)
+                    if not self._can_begin(backlog):
+                        continue
+                    deltas, chunks, backlog = self._echo(backlog), backlog, None
+                    await self._push(chunks, deltas)
+                    yield deltas
+                else:
+                    await self._push(chunks, deltas)
+                    if deltas:
+                        yield deltas
+                if not self._num_open:
+                    return
+        raise ReplicaGone("the replica ended the stream before the answer was complete")
+
+    async def _push(self, chunks: Sequence[TokenChunk], deltas: list[Delta]) -> None:
+        for chunk in chunks:
+            choice = self.choices[chunk.index]
+            if choice.finished:
+                continue
+            delta = choice.push(chunk)
+            if delta is not None:
+                deltas.append(delta)
+            if choice.finished:
+                self._num_open -= 1
+                if chunk.finish_reason is None and self._num_open:
+                    await self._dispatch.stop_choice(chunk.index)
+
+    def _can_begin(self, chunks: Sequence[TokenChunk]) -> bool:
+        """Whether the prompt's log-probabilities, if asked for, are here: they come before any choice's text."""
+        wanted = self._prompt.sampling.prompt_logprobs is not None
+        return not wanted or any(chunk.prompt_logprobs is not None for chunk in chunks)
+
+    def _echo(self, chunks: Sequence[TokenChunk]) -> list[Delta]:
+        if self._prompt.echo is None:
+            return []
+        logprobs = next((chunk.prompt_logprobs for chunk in chunks if chunk.prompt_logprobs is not None), None)
+        entries = () if logprobs is None else prompt_entries(self._tokenizer, self._prompt.token_ids, logprobs)
+        return [Delta(choice.index, self._prompt.echo, entries) for choice in self.choices]
+
+
+def prompt_entries(
+    tokenizer: BaseTokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]
+) -> tuple[TokenEntry, ...]:
+    """The prompt's tokens with their log-probabilities and the characters at which they begin."""
+    detokenizer = Detokenizer(tokenizer)
+    entries = []
+    for token_id, logprob in zip(token_ids, logprobs, strict=True):
+        entries.append(TokenEntry(token_id, detokenizer.num_chars, logprob))
+        detokenizer.push((token_id,))
+    return tuple(entries)

@@ -1,0 +1,200 @@
+"""The request bodies of the OpenAI endpoints: strict types and fixed ranges, unknown fields refused.
+
+Fields of OpenAI's that this server has no use for but that change nothing are accepted and ignored (`HARMLESS`).
+Fields that would change the answer are typed `Unsupported` and refused unless they ask for nothing (`NEUTRAL`).
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+INT64_MAX = 2**63 - 1
+
+HARMLESS = (
+    "user",
+    "metadata",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "service_tier",
+    "parallel_tool_calls",
+)
+"""Accepted and ignored: they label a request, or ask for a place or a cache that makes no difference here."""
+
+
+def _refuse_unless_neutral(value: Any, info: ValidationInfo) -> Any:
+    neutral = NEUTRAL.get(info.field_name or "", ())
+    if value is None or value in neutral:
+        return value
+    raise PydanticCustomError("unsupported", "not supported by this server")
+
+
+Unsupported = Annotated[Any, BeforeValidator(_refuse_unless_neutral)]
+"""A known field that must be null or ask for nothing."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tool_calls": ([],),
+    "annotations": ([],),
+    "suffix": ("",),
+}
+"""Values of unsupported fields, besides null, that ask for nothing."""
+
+
+class Body(BaseModel):
+    """Strict (no coercion), and unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+def _stop_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+StopStrings = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_stop_list)]
+TokenId = Annotated[int, Field(ge=0)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class GenerationBody(Body):
+    """What both endpoints share. None means the client did not say; numeric ranges are OpenAI's, then vLLM's."""
+
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stop: StopStrings | None = None
+    seed: Annotated[int, Field(ge=-INT64_MAX, le=INT64_MAX)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: dict[str, Bias] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+
+    user: StrictStr | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: str | None = None
+    parallel_tool_calls: bool | None = None
+    store: Unsupported = None
+
+
+def _joined_parts(value: Any) -> Any:
+    """Content may be a list of text parts; their texts follow each other."""
+    if not isinstance(value, list):
+        return value
+    if not value or not all(_is_text_part(part) for part in value):
+        raise PydanticCustomError("content", 'a string, or a list of {{"type": "text", "text": "..."}} parts')
+    return "".join(part["text"] for part in value)
+
+
+def _is_text_part(part: Any) -> bool:
+    return (
+        isinstance(part, dict)
+        and part.keys() == {"type", "text"}
+        and part["type"] == "text"
+        and isinstance(part["text"], str)
+    )
+
+
+Content = Annotated[str, BeforeValidator(_joined_parts)]
+
+
+class ChatMessage(Body):
+    """One turn. `developer` is today's name of `system`; an assistant turn may carry the empty fields of an answer."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: str | None = None
+    refusal: Unsupported = None
+    tool_calls: Unsupported = None
+    function_call: Unsupported = None
+    audio: Unsupported = None
+    annotations: Unsupported = None
+
+    def for_template(self) -> dict[str, str]:
+        message = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+        return message if self.name is None else message | {"name": self.name}
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+
+    tools: Unsupported = None
+    tool_choice: Unsupported = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    response_format: Unsupported = None
+    modalities: Unsupported = None
+    audio: Unsupported = None
+    prediction: Unsupported = None
+    reasoning_effort: Unsupported = None
+    verbosity: Unsupported = None
+    web_search_options: Unsupported = None
+
+
+Prompt = str | tuple[int, ...]
+
+
+def _prompt_list(value: Any) -> list[Prompt]:
+    """One prompt or many, each text or token ids, as a list of prompts."""
+    prompts = value if isinstance(value, list) and value and isinstance(value[0], str | list) else [value]
+    return [_one_prompt(prompt) for prompt in prompts]
+
+
+def _one_prompt(prompt: Any) -> Prompt:
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and prompt and all(type(token_id) is int for token_id in prompt):
+        return tuple(prompt)
+    raise PydanticCustomError("prompt", "a string, a list of strings, a list of token ids or a list of such lists")
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: Annotated[list[Any], BeforeValidator(_prompt_list)]
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    suffix: Unsupported = None
+
+
+class AliasBody(Body):
+    """PUT /v1/adapters/{name}/aliases/{alias}."""
+
+    version: Annotated[int, Field(ge=1)]
+    expected_revision: Annotated[int, Field(ge=0)] | None = None
+    wait: bool = True
+
+
+class RollbackBody(Body):
+    """POST /v1/adapters/{name}/rollback."""
+
+    alias: str = "live"
+    wait: bool = True
