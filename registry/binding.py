@@ -48,7 +48,8 @@ class Binder:
             self._faults.add("nothing_bound", "no LoRA pair of the file binds to a module of the base")
         if adapter is None:
             return ()
-        self._check_targets(adapter, pairs)
+        if "field_type" not in self._faults.codes:
+            self._check_targets(adapter, pairs)
         ranks, alphas = self._resolve(adapter, pairs)
         for pair in pairs.values():
             self._check_shapes(pair, ranks[pair.module.path])
@@ -136,6 +137,9 @@ class Binder:
         return ranks, alphas
 
     def _check_shapes(self, pair: Pair, rank: int) -> None:
+        """Against the base, and against `rank` unless a fault in the configuration makes that a guess."""
+        if self._faults.codes & {"field_type", "pattern"} and pair.a.shape:
+            rank = pair.a.shape[0]
         if rank > self._config.max_rank:
             message = f"{shown(pair.module.path)} has rank {rank}; at most {self._config.max_rank} is served"
             self._faults.add("rank_too_large", message, field="r")

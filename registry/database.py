@@ -112,7 +112,8 @@ class Database:
 
 def _sqlite_engine(url: str, busy_timeout_s: float) -> Engine:
     """An engine whose transactions begin when we say so, and whose commits are on disk when they return."""
-    engine = create_engine(url, connect_args={"timeout": busy_timeout_s, "check_same_thread": False})
+    connect_args = {"timeout": busy_timeout_s, "check_same_thread": False}
+    engine = create_engine(url, pool_size=8, max_overflow=56, connect_args=connect_args)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: object, _record: object) -> None:

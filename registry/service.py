@@ -38,10 +38,13 @@ MAX_EVENTS = 1000
 class Registry:
     """Every method is one transaction, safe to call from any thread; what it returned has reached the disk."""
 
-    def __init__(self, config: RegistryConfig, database: Database, blobs: BlobStore) -> None:
+    def __init__(
+        self, config: RegistryConfig, database: Database, blobs: BlobStore, clock: Callable[[], float]
+    ) -> None:
         self.config = config
         self.blobs = blobs
         self._database = database
+        self._may_expire_at_s = clock() + config.lease_ttl_s
 
     @classmethod
     def open(cls, config: RegistryConfig, clock: Callable[[], float] = time.time) -> "Registry":
@@ -50,7 +53,7 @@ class Registry:
         if url.get_backend_name() == "sqlite" and url.database:
             Path(url.database).absolute().parent.mkdir(parents=True, exist_ok=True)
         database = Database(config.database, busy_timeout_s=config.busy_timeout_s, clock=clock)
-        return cls(config, database, BlobStore(config.blobs))
+        return cls(config, database, BlobStore(config.blobs), clock)
 
     def close(self) -> None:
         self._database.close()
@@ -236,12 +239,13 @@ class Registry:
     def advance(self) -> bool:
         """Expire leases and carry activations on; returns whether the catalog changed.
 
-        Call it every second, and when a member reports. After a restart of the only registry, give members one
-        `lease_ttl_s` to renew before the first call, since none could renew meanwhile.
+        Call it every second, and when a member reports. Leases expire only once this registry has been open for
+        `lease_ttl_s`: while it was down nobody could renew, and a member that lives shall keep its place.
         """
         with self._database.write() as tx:
             before = tx.revision
-            members.expire(tx)
+            if tx.now_s >= self._may_expire_at_s:
+                members.expire(tx)
             activations.advance(tx, timeout_s=self.config.activation_timeout_s)
             return tx.revision != before
 
