@@ -42,6 +42,8 @@ class AdapterCacheConfig(Settings):
     max_rank: int = Field(default=256, ge=1, le=256)
     num_load_threads: int = Field(default=4, ge=1, le=64)
     failure_ttl_s: float = Field(default=10.0, ge=0)
+    drain_after_s: float = Field(default=1.0, ge=0)
+    """How long an adapter waits for a slot while others are in constant use, before one of them takes no more work."""
 
 
 class SchedulerConfig(Settings):

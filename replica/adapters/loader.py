@@ -1,0 +1,177 @@
+"""From the node store (or behind it) into the host cache, on load threads. Knows nothing of slots.
+
+Single flight: whoever asks for a digest that is on its way joins. Fetches have threads of their own, so a slow blob
+store does not hold up adapters whose bytes are on the node.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from registry.types import AdapterManifest
+from replica.adapters.fit import ImagePlanner
+from replica.adapters.host_cache import HostCache
+from replica.adapters.stats import LoadTimes
+from replica.adapters.weights import AdapterImage, read_image
+from replica.errors import AdapterUnavailable, ReplicaError
+
+Tier = Literal["host", "node", "blob"]
+_logger = logging.getLogger(__name__)
+
+
+class AdapterFiles(Protocol):
+    """What the loader needs of the node store."""
+
+    def knows(self, digest: str) -> bool: ...
+
+    def holds(self, digest: str) -> bool: ...
+
+    def manifest(self, digest: str) -> AdapterManifest: ...
+
+    def open(self, digest: str) -> Path: ...
+
+    def reading(self, digest: str) -> AbstractContextManager[Path]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A load that ended: in the host cache, or with `error`. `image` is there for those who asked to hold it."""
+
+    digest: str
+    tier: Tier
+    seconds: float
+    image: AdapterImage | None = None
+    error: ReplicaError | None = None
+
+
+@dataclass(slots=True)
+class _Flight:
+    digest: str
+    started_s: float
+    hold: bool
+    tier: Tier = "node"
+
+
+class ImageLoader:
+    """Loads images in parallel and remembers failures for `failure_ttl_s`. Safe from any thread."""
+
+    def __init__(
+        self,
+        files: AdapterFiles,
+        host: HostCache,
+        planner: ImagePlanner,
+        readers: Executor,
+        fetchers: Executor,
+        times: LoadTimes,
+        clock: Callable[[], float],
+        failure_ttl_s: float,
+        pin: bool,
+        on_settled: Callable[[], None],
+    ) -> None:
+        self._files, self._host, self._planner = files, host, planner
+        self._readers, self._fetchers = readers, fetchers
+        self._times, self._clock = times, clock
+        self._failure_ttl_s = failure_ttl_s
+        self._pin = pin
+        self._on_settled = on_settled
+        self._flights: dict[str, _Flight] = {}
+        self._failures: dict[str, tuple[float, ReplicaError]] = {}
+        self._settled: deque[Loaded] = deque()
+        self._lock = threading.Lock()
+        self.num_failures = 0
+
+    def request(self, digest: str, hold: bool = False) -> None:
+        """Bring an image to the host cache, at once and without blocking; `settled` will tell how it went.
+
+        With `hold` the result carries the image, should the host cache have no room to keep it.
+        """
+        with self._lock:
+            flight = self._flights.get(digest)
+            if flight is not None:
+                flight.hold |= hold
+                return
+            flight = self._flights[digest] = _Flight(digest, self._clock(), hold)
+        self._readers.submit(self._read, flight)
+
+    def failure(self, digest: str) -> ReplicaError | None:
+        """Why the last load failed, while that is not older than the time to live."""
+        with self._lock:
+            known = self._failures.get(digest)
+        if known is None or self._clock() >= known[0]:
+            return None
+        return type(known[1])(known[1].message)
+
+    def forget_failure(self, digest: str) -> None:
+        with self._lock:
+            self._failures.pop(digest, None)
+
+    def settled(self) -> list[Loaded]:
+        """The loads that ended since the last call, in the order in which they ended."""
+        found = []
+        while self._settled:
+            found.append(self._settled.popleft())
+        return found
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._flights)
+
+    def _read(self, flight: _Flight) -> None:
+        try:
+            if flight.tier == "node" and not self._files.holds(flight.digest):
+                flight.tier = "blob"
+                self._fetchers.submit(self._fetch, flight)
+                return
+            image = self._load(flight.digest)
+            self._host.add(image)
+        except Exception as error:
+            self._settle(flight, error=_as_replica_error(flight.digest, error))
+        else:
+            self._settle(flight, image=image)
+
+    def _fetch(self, flight: _Flight) -> None:
+        try:
+            started_s = self._clock()
+            self._files.open(flight.digest)
+            self._times.observe("fetch", self._clock() - started_s)
+            self._readers.submit(self._read, flight)
+        except Exception as error:
+            self._settle(flight, error=_as_replica_error(flight.digest, error))
+
+    def _load(self, digest: str) -> AdapterImage:
+        started_s = self._clock()
+        manifest = self._files.manifest(digest)
+        layout = self._planner.plan(manifest)
+        with self._files.reading(digest) as path:
+            image = read_image(path, manifest, layout, self._pin)
+        self._times.observe("read", self._clock() - started_s)
+        return image
+
+    def _settle(self, flight: _Flight, image: AdapterImage | None = None, error: ReplicaError | None = None) -> None:
+        now_s = self._clock()
+        with self._lock:
+            del self._flights[flight.digest]
+            if error is not None:
+                _logger.warning("%s: %s", error.code, error.message)
+                self._remember_failure(flight.digest, error, now_s)
+            held = image if flight.hold else None
+            self._settled.append(Loaded(flight.digest, flight.tier, now_s - flight.started_s, held, error))
+        self._on_settled()
+
+    def _remember_failure(self, digest: str, error: ReplicaError, now_s: float) -> None:
+        self.num_failures += 1
+        self._failures = {key: known for key, known in self._failures.items() if known[0] > now_s}
+        self._failures[digest] = (now_s + self._failure_ttl_s, error)
+
+
+def _as_replica_error(digest: str, error: Exception) -> ReplicaError:
+    """A fresh error without traceback: it is remembered, and must not keep the load's tensors alive."""
+    if isinstance(error, ReplicaError):
+        return type(error)(error.message)
+    return AdapterUnavailable(f"adapter {digest} could not be loaded: {error}")

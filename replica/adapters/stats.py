@@ -1,0 +1,63 @@
+"""What the adapter tiers count. Knows nothing of how figures are exported."""
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+STAGES = ("fetch", "read", "wait", "copy", "total")
+"""fetch: blob store to node; read: node to host image; wait: image in hand, no room; copy: host to slot; total."""
+
+
+class LoadObserver(Protocol):
+    """Receives every timed stage of a load, from any thread; for histograms."""
+
+    def observe(self, stage: str, seconds: float) -> None:
+        """`stage` is one of STAGES."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """A view of the adapter tiers at one moment; counts are since the start.
+
+    `slots_by_state` has `free`, `loading`, `resident` (nobody uses it) and `pinned`. `num_hits` counts acquires of a
+    resident adapter, `num_misses` all others. `loads` counts copies into slots by where the bytes came from: `host`,
+    `node` or `blob`. `evictions` is by tier: `slot`, `host`, `node`. `load_seconds` is stage -> (count, sum).
+    """
+
+    num_slots: int
+    slots_by_state: Mapping[str, int]
+    resident: tuple[str, ...]
+    host_cached: tuple[str, ...]
+    host_bytes: int
+    arena_bytes: int
+    arena_free_bytes: int
+    num_waiting: int
+    num_hits: int
+    num_misses: int
+    num_failures: int
+    loads: Mapping[str, int]
+    evictions: Mapping[str, int]
+    load_seconds: Mapping[str, tuple[int, float]]
+
+
+class LoadTimes:
+    """Counts and sums of the stages; safe from any thread."""
+
+    def __init__(self, observer: LoadObserver | None = None) -> None:
+        self._observer = observer
+        self._counts: Counter[str] = Counter()
+        self._sums: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self._lock = threading.Lock()
+
+    def observe(self, stage: str, seconds: float) -> None:
+        with self._lock:
+            self._counts[stage] += 1
+            self._sums[stage] += seconds
+        if self._observer is not None:
+            self._observer.observe(stage, seconds)
+
+    def snapshot(self) -> dict[str, tuple[int, float]]:
+        with self._lock:
+            return {stage: (self._counts[stage], self._sums[stage]) for stage in STAGES}

@@ -1,0 +1,77 @@
+"""Those who wait for an adapter to become resident, in the order of their arrival. Pure bookkeeping."""
+
+from collections.abc import Iterator
+from enum import Enum, auto
+from typing import Generic, TypeVar
+
+from replica.adapters.loader import Tier
+from replica.adapters.weights import AdapterImage
+
+Lease = TypeVar("Lease")
+
+
+class WaiterState(Enum):
+    """LOADING: on its way to the host. IN_HAND: wants room in the arena. COPYING: on its way into its slot."""
+
+    LOADING = auto()
+    IN_HAND = auto()
+    COPYING = auto()
+
+
+class Waiter(Generic[Lease]):
+    """One adapter that is wanted, and the leases that want it.
+
+    `image` is set only for the one waiter that holds its image outside the host cache (see `WaiterQueue.holder`).
+    """
+
+    def __init__(self, digest: str, arrived_s: float) -> None:
+        self.digest = digest
+        self.arrived_s = arrived_s
+        self.state = WaiterState.LOADING
+        self.leases: list[Lease] = []
+        self.tier: Tier = "host"
+        self.load_seconds = 0.0
+        self.in_hand_s = arrived_s
+        self.image: AdapterImage | None = None
+        self.forgotten = False
+
+    def __repr__(self) -> str:
+        return f"Waiter({self.digest[:8]}, {self.state.name}, {len(self.leases)} leases)"
+
+
+class WaiterQueue(Generic[Lease]):
+    """First come, first served, for those whose image is in hand.
+
+    `holder` is the one waiter that may keep its image outside the host cache, because that threw it out before there
+    was room in the arena. One at a time, so that no number of waiters can outgrow the host budget by more than that.
+    """
+
+    def __init__(self) -> None:
+        self._waiters: list[Waiter[Lease]] = []
+        self.holder: Waiter[Lease] | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def __iter__(self) -> Iterator[Waiter[Lease]]:
+        return iter(tuple(self._waiters))
+
+    def find(self, digest: str) -> Waiter[Lease] | None:
+        """The waiter that another lease may join."""
+        return next((one for one in self._waiters if one.digest == digest and not one.forgotten), None)
+
+    def of(self, digest: str) -> list[Waiter[Lease]]:
+        """All waiters for a digest, those for a forgotten one included."""
+        return [one for one in self._waiters if one.digest == digest]
+
+    def in_hand(self) -> list[Waiter[Lease]]:
+        """Who wants room in the arena, the oldest first."""
+        return [one for one in self._waiters if one.state is WaiterState.IN_HAND]
+
+    def append(self, waiter: Waiter[Lease]) -> None:
+        self._waiters.append(waiter)
+
+    def remove(self, waiter: Waiter[Lease]) -> None:
+        self._waiters.remove(waiter)
+        if self.holder is waiter:
+            self.holder = None

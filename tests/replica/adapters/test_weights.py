@@ -1,0 +1,92 @@
+"""From file to image: every value at its place, nothing that is not finite, nothing that does not fit the base."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from replica.adapters.weights import AdapterImage, plan_layout, read_image, view_pairs
+from replica.errors import AdapterUnavailable
+from tests.replica.adapters.made import ALL_SEVEN, QV, SITES, Made, assert_holds, describe, make_adapter
+
+BY_PATH = {site.path: site for site in SITES}
+
+
+def read(made: Made, folder: Path, dtype: torch.dtype) -> AdapterImage:
+    path = folder / "file.safetensors"
+    path.write_bytes(made.blob)
+    return read_image(path, made.manifest, plan_layout(made.manifest, BY_PATH, dtype), pin=False)
+
+
+@pytest.mark.parametrize("file_dtype", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("targets", [ALL_SEVEN, QV])
+def test_image_holds_the_true_tensors(
+    tmp_path: Path, file_dtype: str, dtype: torch.dtype, targets: tuple[str, ...]
+) -> None:
+    made = make_adapter(1, rank=3, targets=targets, dtype=file_dtype)
+    image = read(made, tmp_path, dtype)
+    assert_holds(view_pairs(image.data, 0, image.layout), made, dtype)
+
+
+@pytest.mark.parametrize("rank", [1, 3, 8, 64])
+def test_layout_is_aligned_and_without_overlap(rank: int) -> None:
+    layout = plan_layout(make_adapter(1, rank=rank).manifest, BY_PATH, torch.bfloat16)
+    stretches = []
+    for place in layout.places:
+        stretches.append((place.a_offset, place.rank * place.in_features))
+        stretches.append((place.b_offset, place.rank * place.out_features))
+    end = 0
+    for offset, size in sorted(stretches):
+        assert offset * 2 % 128 == 0
+        assert offset >= end
+        end = offset + size
+    assert end <= layout.num_elements < end + 64
+    assert [place.site for place in layout.places] == [site.index for site in SITES]
+
+
+def test_large_tensors_are_read_in_pieces(tmp_path: Path) -> None:
+    key = f"base_model.model.{SITES[0].path}"
+    wide = {
+        f"{key}.lora_A.weight": torch.arange(3000 * 32, dtype=torch.float32).reshape(3000, 32),
+        f"{key}.lora_B.weight": torch.arange(32 * 3000, dtype=torch.float32).reshape(32, 3000),
+    }
+    made = describe(wide, "F32", SITES, rank=3000, seed=0)
+    image = read(made, tmp_path, torch.float32)
+    assert_holds(view_pairs(image.data, 0, image.layout), made)
+
+
+@pytest.mark.parametrize(("fill", "dtype"), [(float("nan"), torch.float32), (float("inf"), torch.bfloat16)])
+def test_values_that_are_not_finite_are_refused(tmp_path: Path, fill: float, dtype: torch.dtype) -> None:
+    with pytest.raises(AdapterUnavailable, match=r"down_proj.lora_B.weight has values that are not finite"):
+        read(make_adapter(1, fill=fill), tmp_path, dtype)
+
+
+def test_overflow_of_the_cast_is_refused(tmp_path: Path) -> None:
+    made = make_adapter(1, fill=7e4)
+    read(made, tmp_path, torch.bfloat16)
+    with pytest.raises(AdapterUnavailable, match=r"not finite in torch.float16"):
+        read(made, tmp_path, torch.float16)
+
+
+def test_module_that_the_base_lacks_is_refused() -> None:
+    sites = {path: site for path, site in BY_PATH.items() if "layers.1" not in path}
+    with pytest.raises(AdapterUnavailable, match=r"no projection model.layers.1"):
+        plan_layout(make_adapter(1).manifest, sites, torch.float32)
+
+
+def test_shape_that_the_base_lacks_is_refused() -> None:
+    path = SITES[1].path
+    wrong = {**BY_PATH, path: BY_PATH[SITES[0].path]}
+    with pytest.raises(AdapterUnavailable, match=path):
+        plan_layout(make_adapter(1).manifest, wrong, torch.float32)
+
+
+def test_file_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path) -> None:
+    manifest = make_adapter(1, rank=8).manifest
+    layout = plan_layout(manifest, BY_PATH, torch.float32)
+    for name, blob in (("rank", make_adapter(1, rank=4).blob), ("few", make_adapter(1, targets=QV).blob), ("cut", b"")):
+        path = tmp_path / name
+        path.write_bytes(blob)
+        with pytest.raises(AdapterUnavailable, match=manifest.digest):
+            read_image(path, manifest, layout, pin=False)
