@@ -29,6 +29,11 @@ class Sample:
     def text(self) -> str:
         return self.context + self.answer
 
+    @property
+    def num_answer_chars(self) -> int:
+        """Characters of the answer without its end-of-turn token."""
+        return len(self.answer) - len(END_OF_TURN)
+
 
 def tenants() -> list[str]:
     """The names of the tenants that have data, in alphabetical order."""

@@ -106,9 +106,9 @@ def echo_logprobs(client: OpenAI, model: str, sample: Sample) -> list[float]:
     """What the model thinks of every token of a sample's answer; nothing is generated."""
     reply = client.completions.create(model=model, prompt=sample.text, max_tokens=0, echo=True, logprobs=0)
     logprobs = reply.choices[0].logprobs
-    if logprobs is None or logprobs.token_logprobs is None or logprobs.text_offset is None:
+    if logprobs is None or not logprobs.token_logprobs or not logprobs.text_offset:
         raise DemoError(f"{model} returned no log-probabilities")
-    return answer_part(logprobs.token_logprobs, logprobs.text_offset, len(sample.context))
+    return answer_part(logprobs.token_logprobs, logprobs.text_offset, sample.num_answer_chars)
 
 
 def measure(client: OpenAI, models: Mapping[str, str], num_heldout: int) -> dict[str, dict[str, float]]:

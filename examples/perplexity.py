@@ -18,12 +18,14 @@ def perplexity(logprobs: Sequence[float]) -> float:
     return math.exp(-math.fsum(logprobs) / len(logprobs))
 
 
-def answer_part(token_logprobs: Sequence[float | None], text_offset: Sequence[int], start: int) -> list[float]:
-    """The log-probabilities of an echoed prompt's tokens that begin at character `start` or later.
+def answer_part(token_logprobs: Sequence[float | None], text_offset: Sequence[int], num_chars: int) -> list[float]:
+    """The log-probabilities of an answer of `num_chars` characters and of the end-of-turn token after it.
 
-    `token_logprobs` and `text_offset` are those of a completion with `echo`; the first token has no log-probability.
-    Raises ValueError when the two differ in length, or when a token of the answer has none.
+    `token_logprobs` and `text_offset` are those of a completion with `echo` whose prompt ends in that token. Counting
+    back from there makes it the same whether or not a server counts special tokens as characters. Raises ValueError
+    when the lists differ in length, or when a token of the answer has no log-probability, as a prompt's first has none.
     """
+    start = text_offset[-1] - num_chars
     answer = [logprob for logprob, at in zip(token_logprobs, text_offset, strict=True) if at >= start]
     known = [logprob for logprob in answer if logprob is not None]
     if len(known) != len(answer):

@@ -25,7 +25,6 @@ from examples.scoring import answer_losses, collate, encode
 BASE_NAME = "SmolLM2-135M-Instruct"
 BATCH_SIZE = 8
 NUM_WARMUP_STEPS = 6
-UNORDERED_FIELDS = ("target_modules", "exclude_modules", "target_parameters")
 
 log = logging.getLogger("train_adapters")
 
@@ -34,7 +33,6 @@ def lora_config(recipe: Recipe) -> LoraConfig:
     """PEFT's configuration of a recipe."""
     return LoraConfig(
         task_type="CAUSAL_LM",
-        base_model_name_or_path=BASE_NAME,
         r=recipe.rank,
         lora_alpha=recipe.alpha,
         target_modules=list(recipe.targets),
@@ -81,16 +79,16 @@ def fit(model: Any, tokenizer: Any, samples: Sequence[Sample], recipe: Recipe) -
 
 
 def save(model: Any, folder: Path) -> None:
-    """Write the two files of the adapter: bf16 tensors, and a configuration whose lists are sorted."""
+    """Write the two files of the adapter: bf16 tensors, and a configuration that is the same on every machine.
+
+    PEFT would write its sets in any order, and the folder that the base was read from as its name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     state = get_peft_model_state_dict(model)
     tensors = {key: value.to(torch.bfloat16).contiguous() for key, value in sorted(state.items())}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    model.peft_config["default"].inference_mode = True
     config = json.loads(json.dumps(model.peft_config["default"].to_dict(), default=sorted))
-    for field in UNORDERED_FIELDS:
-        if isinstance(config.get(field), list):
-            config[field].sort()
+    config |= {"base_model_name_or_path": BASE_NAME, "inference_mode": True}
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (folder / "adapter_config.json").write_text(text, encoding="utf-8")
 

@@ -42,7 +42,8 @@ class FakeServer:
         return [*adapters, {"id": "smol", "object": "model", "parent": None}]
 
     def completion(self, body: dict[str, Any]) -> dict[str, Any]:
-        offsets = list(range(0, len(body["prompt"]), CHUNK_CHARS))
+        *offsets, last = range(0, len(body["prompt"].removesuffix(corpus.END_OF_TURN)), CHUNK_CHARS)
+        offsets += [last, len(body["prompt"]) - len(corpus.END_OF_TURN)]
         likes = self.owners[body["prompt"]] == body["model"] and body["model"] not in self.disliked
         logprobs = [None, *[-0.5 if likes else -2.0] * (len(offsets) - 1)]
         shown = {
@@ -107,7 +108,7 @@ def test_scoring_asks_for_an_echo_and_generates_nothing(server: FakeServer, clie
     (body,) = server.bodies
     assert (body["max_tokens"], body["echo"], body["logprobs"], body["prompt"]) == (0, True, 0, sample.text)
     assert set(values) == {-0.5}
-    assert abs(len(values) - len(sample.answer) / CHUNK_CHARS) <= 1
+    assert abs(len(values) - 1 - sample.num_answer_chars / CHUNK_CHARS) <= 1
 
 
 def test_measure_fills_every_cell_of_the_table(client: openai.OpenAI) -> None:

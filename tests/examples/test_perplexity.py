@@ -24,18 +24,22 @@ def test_perplexity_of_nothing_is_refused() -> None:
         perplexity([])
 
 
-def test_answer_part_counts_from_the_answers_first_character() -> None:
-    assert answer_part([None, -1.0, -2.0, -3.0], [0, 4, 9, 12], start=9) == [-2.0, -3.0]
+@pytest.mark.parametrize(
+    "text_offset", [[0, 12, 16, 20, 25, 30], [0, 0, 4, 8, 13, 18]], ids=["special tokens count", "they do not"]
+)
+def test_answer_part_counts_back_from_the_end_of_turn(text_offset: list[int]) -> None:
+    logprobs = [None, -1.0, -2.0, -3.0, -4.0, -5.0]
+    assert answer_part(logprobs, text_offset, num_chars=10) == [-3.0, -4.0, -5.0]
 
 
 def test_answer_part_refuses_a_token_without_a_logprob() -> None:
     with pytest.raises(ValueError, match="no log-probability"):
-        answer_part([None, None], [0, 4], start=4)
+        answer_part([-1.0, None, -1.0], [0, 4, 8], num_chars=4)
 
 
 def test_answer_part_refuses_lists_that_differ_in_length() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        answer_part([None, -1.0], [0], start=0)
+        answer_part([None, -1.0], [0], num_chars=0)
 
 
 def test_no_row_loses_when_the_diagonal_is_lowest() -> None:

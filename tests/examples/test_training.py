@@ -1,18 +1,28 @@
 """The pieces of training that need no model."""
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
+from peft import get_peft_model
+from safetensors import safe_open
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from examples.corpus import Sample
 from examples.recipes import RECIPES
 from examples.scoring import IGNORED, answer_losses, collate, encode
-from examples.train_adapters import batches, learning_rate_factor, lora_config
+from examples.train_adapters import batches, fit, learning_rate_factor, lora_config, save
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+"""PEFT asks transformers by the old name."""
 
 
 class CharTokenizer:
     """One token a character."""
+
+    pad_token_id = 0
 
     def __call__(self, text: str, return_offsets_mapping: bool, add_special_tokens: bool) -> dict[str, list[object]]:
         assert return_offsets_mapping
@@ -89,4 +99,38 @@ def test_configuration_has_the_recipes_shape(tenant: str) -> None:
     recipe, config = RECIPES[tenant], lora_config(RECIPES[tenant])
     assert (config.r, config.lora_alpha, config.use_rslora) == (recipe.rank, recipe.alpha, recipe.use_rslora)
     assert config.target_modules == set(recipe.targets)
-    assert config.base_model_name_or_path == "SmolLM2-135M-Instruct"
+
+
+@pytest.fixture
+def tiny_llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes))
+
+
+def test_saved_adapter_is_bf16_and_names_no_machine(tiny_llama: LlamaForCausalLM, tmp_path: Path) -> None:
+    tiny_llama.name_or_path = str(tmp_path / "base")
+    model = get_peft_model(tiny_llama, lora_config(RECIPES["sql"]))
+    save(model, tmp_path / "adapter")
+    assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "SmolLM2-135M-Instruct"
+    assert config["target_modules"] == sorted(RECIPES["sql"].targets)
+    with safe_open(tmp_path / "adapter" / "adapter_model.safetensors", "pt") as tensors:
+        assert {tensors.get_tensor(key).dtype for key in tensors.keys()} == {torch.bfloat16}  # noqa: SIM118
+
+
+def test_fitting_lowers_the_loss_and_leaves_the_base_alone(tiny_llama: LlamaForCausalLM) -> None:
+    frozen = {name: value.clone() for name, value in tiny_llama.state_dict().items()}
+    tokenizer = CharTokenizer()
+    samples = [Sample("abc", "de")] * 8
+    batch = collate([encode(tokenizer, sample) for sample in samples], tokenizer.pad_token_id)
+    model = get_peft_model(tiny_llama, lora_config(RECIPES["sql"]))
+    before = answer_losses(model.get_base_model(), batch).mean().item()
+    fit(model.get_base_model(), tokenizer, samples, RECIPES["sql"])
+    assert answer_losses(model.get_base_model(), batch).mean().item() < before / 2
+    clean = model.unload().state_dict()
+    assert all(torch.equal(clean[name], value) for name, value in frozen.items())
