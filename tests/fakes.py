@@ -70,14 +70,15 @@ class FakeModel:
         if self.error is not None:
             raise self.error
         self.batches.append(batch)
-        histories = [history for _, span, row in _rows(batch) for history in [self._write(batch, span, row)]]
-        rows = [self.logits(histories[row]) for row in batch.logit_rows.tolist()]
+        spans = list(_rows(batch))
+        for span, row in spans:
+            place = self._place(span, int(batch.positions[row]))
+            self._kv[place] = (int(batch.token_ids[row]), _adapter_key(batch, row))
+        rows = [self.logits(self._history(batch, *spans[row])) for row in batch.logit_rows.tolist()]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
 
-    def _write(self, batch: ForwardBatch, span: SequenceSpan, row: int) -> tuple[tuple[int, float], ...]:
-        position = int(batch.positions[row])
-        self._kv[self._place(span, position)] = (int(batch.token_ids[row]), _adapter_key(batch, row))
-        return tuple(self._kv[self._place(span, earlier)] for earlier in range(position + 1))
+    def _history(self, batch: ForwardBatch, span: SequenceSpan, row: int) -> tuple[tuple[int, float], ...]:
+        return tuple(self._kv[self._place(span, position)] for position in range(int(batch.positions[row]) + 1))
 
     def _place(self, span: SequenceSpan, position: int) -> tuple[int, int]:
         return span.block_table[position // self.block_size], position % self.block_size
@@ -86,7 +87,7 @@ class FakeModel:
         """Logits after `history`, pairs of token id and adapter key."""
         if history[-1][1] in self.poisoned:
             return torch.full((self.vocab_size,), float("nan"))
-        rng = np.random.default_rng(zlib.crc32(repr(history).encode()))
+        rng = np.random.default_rng(hash(history) & 0xFFFF_FFFF)
         logits = torch.from_numpy(rng.standard_normal(self.vocab_size).astype(np.float32)) * 3
         logits[EOS_ID] += self.eos_bias
         return logits
@@ -99,11 +100,12 @@ class FakeModel:
         return tokens[len(prompt) :]
 
 
-def _rows(batch: ForwardBatch) -> Iterator[tuple[int, SequenceSpan, int]]:
+def _rows(batch: ForwardBatch) -> Iterator[tuple[SequenceSpan, int]]:
+    """Each row with the sequence it belongs to."""
     row = 0
-    for index, span in enumerate(batch.spans):
+    for span in batch.spans:
         for _ in range(span.num_tokens):
-            yield index, span, row
+            yield span, row
             row += 1
 
 

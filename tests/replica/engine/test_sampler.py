@@ -1,0 +1,198 @@
+"""The vectorised sampler against a slow and plain one, and rows against their neighbours."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replica.messages import SamplingParams
+from replica.sampler import FIRST_NUCLEUS_WIDTH, Chooser, Sampler, token_logprobs
+
+VOCAB_SIZE = 40
+
+
+@dataclass
+class FakeRow:
+    chooser: Chooser
+    tokens: list[int] = field(default_factory=lambda: [1, 2, 3])
+    num_prompt: int = 3
+
+
+def row(tokens: Sequence[int] = (1, 2, 3), num_prompt: int = 3, **fields: Any) -> FakeRow:
+    return FakeRow(Chooser.of(SamplingParams(max_tokens=1, **fields), 0), list(tokens), num_prompt)
+
+
+def logits_of(num_rows: int, seed: int = 0, vocab_size: int = VOCAB_SIZE, scale: float = 3.0) -> torch.Tensor:
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def plain_distribution(logits: torch.Tensor, row: FakeRow) -> np.ndarray:
+    """The probabilities that `row` must draw from, one token at a time in float64."""
+    params, scores = row.chooser.params, logits.double().numpy().copy()
+    for token, bias in params.logit_bias.items():
+        scores[token] += bias
+    for token in set(row.tokens):
+        factor = params.repetition_penalty
+        scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor
+    for token, count in Counter(row.tokens[row.num_prompt :]).items():
+        scores[token] -= params.presence_penalty + params.frequency_penalty * count
+    if row.chooser.is_greedy:
+        return np.eye(len(scores))[scores.argmax()]
+    weights = np.exp((scores - scores.max()) / params.temperature)
+    order = np.argsort(-weights, kind="stable")
+    kept = list(order[: params.top_k] if params.top_k else order)
+    total, mass, nucleus = weights[kept].sum(), 0.0, []
+    for token in kept:
+        nucleus.append(token)
+        mass += weights[token]
+        if mass >= params.top_p * total:
+            break
+    final = [token for token in nucleus if weights[token] >= params.min_p * weights.max()]
+    result = np.zeros(len(scores))
+    result[final] = weights[final] / weights[final].sum()
+    return result
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.3},
+    {"temperature": 2.5, "top_k": 5},
+    {"top_p": 0.7},
+    {"top_p": 1e-6},
+    {"min_p": 0.2},
+    {"top_k": 1},
+    {"top_k": 1000, "top_p": 0.95, "min_p": 0.01},
+    {"top_k": 7, "top_p": 0.6, "temperature": 1.7},
+    {"logit_bias": {4: 5.0, 5: -100.0}},
+    {"presence_penalty": 1.5, "frequency_penalty": -0.5, "tokens": [1, 2, 3, 7, 7, 8]},
+    {"repetition_penalty": 1.8, "tokens": [1, 2, 3, 7, 7, 8]},
+    {"temperature": 0.0, "repetition_penalty": 3.0, "presence_penalty": 2.0, "tokens": [1, 2, 3, 9]},
+]
+
+
+@pytest.mark.parametrize("fields", SETTINGS, ids=str)
+def test_draws_follow_the_plain_distribution(fields: dict[str, Any]) -> None:
+    num_draws = 4000
+    logits, subject = logits_of(1), row(**fields)
+    expected = plain_distribution(logits[0], subject)
+    chosen = Sampler(seed=1).choose(logits.expand(num_draws, -1), [subject] * num_draws)
+    seen = np.bincount([each.token_id for each in chosen], minlength=VOCAB_SIZE) / num_draws
+    assert not seen[expected == 0].any()
+    assert np.abs(seen - expected).max() < 4.5 * math.sqrt(0.25 / num_draws)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.lists(st.sampled_from(range(len(SETTINGS))), min_size=2, max_size=8))
+def test_a_row_chooses_the_same_alone_and_in_any_batch(seed: int, picks: list[int]) -> None:
+    logits = logits_of(len(picks), seed)
+
+    def rows() -> list[FakeRow]:
+        return [row(**SETTINGS[pick], seed=seed + index, logprobs=index % 3) for index, pick in enumerate(picks)]
+
+    together = Sampler().choose(logits, rows())
+    alone = [Sampler().choose(logits[index : index + 1], [each])[0] for index, each in enumerate(rows())]
+    backwards = Sampler().choose(logits.flip(0), rows()[::-1])[::-1]
+    assert [each.token_id for each in together] == [each.token_id for each in alone]
+    assert [each.token_id for each in together] == [each.token_id for each in backwards]
+    for first, second in zip(together, alone, strict=True):
+        assert first.logprob is not None
+        assert second.logprob is not None
+        assert first.logprob.logprob == pytest.approx(second.logprob.logprob, abs=1e-6)
+        assert [token for token, _ in first.logprob.top] == [token for token, _ in second.logprob.top]
+
+
+@pytest.mark.parametrize("fields", SETTINGS, ids=str)
+def test_the_logits_are_left_as_they_were(fields: dict[str, Any]) -> None:
+    logits = logits_of(3)
+    before = logits.clone()
+    Sampler(seed=0).choose(logits, [row(**fields), row(), row(temperature=0.0)])
+    assert torch.equal(logits, before)
+
+
+def test_a_broken_neighbour_changes_nothing_and_is_told_apart() -> None:
+    logits = logits_of(4)
+    rows = [row(seed=1, top_p=0.8), row(seed=2, top_k=3), row(seed=3), row(temperature=0.0)]
+    expected = [each.token_id for each in Sampler().choose(logits, rows)]
+    for bad in (float("nan"), float("inf")):
+        broken = torch.cat([logits, torch.full((1, VOCAB_SIZE), bad)])
+        rows = [row(seed=1, top_p=0.8), row(seed=2, top_k=3), row(seed=3), row(temperature=0.0)]
+        chosen = Sampler().choose(broken, [*rows, row(top_p=0.5, top_k=2, min_p=0.1, seed=4)])
+        assert [each.token_id for each in chosen[:4]] == expected
+        assert [each.is_finite for each in chosen] == [True] * 4 + [False]
+
+
+def test_one_nan_in_a_row_is_found() -> None:
+    logits = logits_of(2)
+    logits[1, 17] = float("nan")
+    assert [each.is_finite for each in Sampler().choose(logits, [row(temperature=0.0)] * 2)] == [True, False]
+
+
+def test_minus_infinity_is_never_drawn() -> None:
+    logits = torch.full((500, VOCAB_SIZE), -math.inf)
+    logits[:, [3, 30]] = 1.0
+    chosen = Sampler(seed=0).choose(logits, [row()] * 500)
+    assert {each.token_id for each in chosen} == {3, 30}
+    assert all(each.is_finite for each in chosen)
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.9, 0.999999])
+def test_a_flat_distribution_widens_the_nucleus(top_p: float) -> None:
+    vocab_size = FIRST_NUCLEUS_WIDTH * 20
+    logits = logits_of(1, vocab_size=vocab_size, scale=0.5)
+    expected = plain_distribution(logits[0], row(top_p=top_p))
+    num_draws = 300
+    chosen = Sampler(seed=0).choose(logits.expand(num_draws, -1), [row(top_p=top_p)] * num_draws)
+    assert all(expected[each.token_id] > 0 for each in chosen)
+    assert len({each.token_id for each in chosen}) > FIRST_NUCLEUS_WIDTH * top_p / 4
+
+
+def test_seeds_repeat_and_differ() -> None:
+    logits = logits_of(1, scale=0.1)
+
+    def draws(seed: int, index: int = 0) -> list[int]:
+        subject = FakeRow(Chooser.of(SamplingParams(max_tokens=1, seed=seed), index))
+        sampler = Sampler()
+        return [sampler.choose(logits, [subject])[0].token_id for _ in range(20)]
+
+    assert draws(5) == draws(5)
+    assert draws(5) != draws(6)
+    assert draws(5, index=1) == draws(6)
+    assert draws(-1) == draws(-1)
+    assert draws(2**64 + 3) == draws(3)
+
+
+def test_a_tiny_temperature_is_greedy_and_does_not_overflow() -> None:
+    logits = logits_of(1) * 1000
+    for temperature in (0.0, 1e-30, 1e-6):
+        chosen = Sampler().choose(logits, [row(temperature=temperature)])[0]
+        assert chosen.token_id == int(logits.argmax())
+        assert chosen.is_finite
+
+
+def test_logprobs_are_of_the_raw_distribution() -> None:
+    logits = logits_of(2)
+    rows = [row(logprobs=3, temperature=0.2, logit_bias={0: 50.0}), row(temperature=0.0)]
+    first, second = Sampler(seed=0).choose(logits, rows)
+    raw = logits[0].log_softmax(-1)
+    assert second.logprob is None
+    assert first.logprob is not None
+    assert first.token_id == first.logprob.token_id == 0
+    assert first.logprob.logprob == pytest.approx(float(raw[0]), abs=1e-6)
+    values, ids = raw.topk(3)
+    assert first.logprob.top == tuple(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+@given(st.lists(st.integers(0, VOCAB_SIZE + 5), min_size=1, max_size=6))
+def test_each_row_gets_the_number_of_likeliest_it_asked_for(num_top: list[int]) -> None:
+    logits = logits_of(len(num_top))
+    found = token_logprobs(logits, [7] * len(num_top), num_top)
+    assert [len(each.top) for each in found] == [min(k, VOCAB_SIZE) for k in num_top]
+    assert all(each.token_id == 7 for each in found)
