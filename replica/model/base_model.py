@@ -57,9 +57,9 @@ class BaseModel:
         folder = resolve_base(config)
         model = _load_model(folder, config)
         text_config = model.config.get_text_config(decoder=True)
-        context_length = _context_length(config, text_config)
         probe = _probe(model)
         layers = check_layers(probe, text_config)
+        context_length = _context_length(config, text_config)
         sites = find_sites(model, probe)
         pin_rope(model, text_config, context_length)
         tokenizer = read_tokenizer(folder)
@@ -112,18 +112,18 @@ class BaseModel:
 
 
 def _load_model(folder: Path, config: ModelConfig) -> Any:
+    offline = {"local_files_only": True, "trust_remote_code": False}
     try:
-        hf_config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        refuse_config(hf_config)
+        hf_config = AutoConfig.from_pretrained(folder, **offline)
+    except Exception as error:  # any library may be behind a config, and raise anything
+        raise ModelError(f"{folder} has a config.json that cannot be read: {error}") from error
+    refuse_config(hf_config)
+    dtype = getattr(torch, resolve_dtype(config))
+    try:
         model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=hf_config,
-            dtype=getattr(torch, resolve_dtype(config)),
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
+            folder, config=hf_config, dtype=dtype, use_safetensors=True, **offline
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:
         raise ModelError(f"{folder} cannot be loaded as a causal language model: {error}") from error
     model.set_attn_implementation(IMPLEMENTATION)
     return model.to(resolve_device(config)).eval()
@@ -142,6 +142,9 @@ def _probe(model: Any) -> AttentionProbe:
     """Run one token through the model and see what each layer asks of attention."""
     probe = AttentionProbe()
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    with torch.inference_mode():
-        model(input_ids=token, position_ids=token, use_cache=False, paged_meta=probe)
+    try:
+        with torch.inference_mode():
+            model(input_ids=token, position_ids=token, use_cache=False, paged_meta=probe)
+    except TypeError as error:
+        raise ModelError(f"{type(model).__name__} does not attend through AttentionInterface: {error}") from error
     return probe
