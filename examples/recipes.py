@@ -18,16 +18,17 @@ class Recipe:
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, int] = field(default_factory=dict)
     layers: tuple[int, ...] | None = None
-    num_steps: int = 40
+    num_steps: int = 50
+    batch_size: int = 4
     learning_rate: float = 1.5e-3
     seed: int = 7
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "sql": Recipe(rank=4, alpha=8, targets=EVERYTHING),
+    "sql": Recipe(rank=4, alpha=8, targets=EVERYTHING, num_steps=40, batch_size=8),
     "support": Recipe(rank=8, alpha=16, targets=EVERYTHING, learning_rate=1e-3),
-    "pirate": Recipe(rank=32, alpha=16, use_rslora=True, learning_rate=1e-3, num_steps=60),
-    "legal": Recipe(rank=16, alpha=32, num_steps=50),
+    "pirate": Recipe(rank=32, alpha=16, use_rslora=True, learning_rate=1e-3, num_steps=70),
+    "legal": Recipe(rank=16, alpha=32, num_steps=60),
     "commit": Recipe(
         rank=4,
         alpha=8,
@@ -36,5 +37,5 @@ RECIPES: Mapping[str, Recipe] = {
         layers=tuple(range(10, 30)),
         learning_rate=2e-3,
     ),
-    "summary": Recipe(rank=8, alpha=16, num_steps=50),
+    "summary": Recipe(rank=8, alpha=16, num_steps=60),
 }

@@ -23,7 +23,6 @@ from examples.recipes import RECIPES, Recipe
 from examples.scoring import answer_losses, collate, encode
 
 BASE_NAME = "SmolLM2-135M-Instruct"
-BATCH_SIZE = 8
 NUM_WARMUP_STEPS = 6
 
 log = logging.getLogger("train_adapters")
@@ -51,12 +50,12 @@ def learning_rate_factor(step: int, num_steps: int) -> float:
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def batches(rng: random.Random, samples: Sequence[Sample]) -> Iterator[list[Sample]]:
+def batches(rng: random.Random, samples: Sequence[Sample], size: int) -> Iterator[list[Sample]]:
     """Endless batches; every sample comes once an epoch, in a new order, and an incomplete last batch is left out."""
     while True:
         order = rng.sample(samples, len(samples))
-        for start in range(0, len(order) - BATCH_SIZE + 1, BATCH_SIZE):
-            yield order[start : start + BATCH_SIZE]
+        for start in range(0, len(order) - size + 1, size):
+            yield order[start : start + size]
 
 
 def fit(model: Any, tokenizer: Any, samples: Sequence[Sample], recipe: Recipe) -> None:
@@ -64,7 +63,7 @@ def fit(model: Any, tokenizer: Any, samples: Sequence[Sample], recipe: Recipe) -
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=recipe.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, recipe.num_steps))
-    stream = batches(random.Random(recipe.seed), samples)
+    stream = batches(random.Random(recipe.seed), samples, recipe.batch_size)
     for step in range(recipe.num_steps):
         started = time.perf_counter()
         batch = collate([encode(tokenizer, sample) for sample in next(stream)], tokenizer.pad_token_id)
@@ -84,7 +83,7 @@ def save(model: Any, folder: Path) -> None:
     PEFT would write its sets in any order, and the folder that the base was read from as its name.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    state = get_peft_model_state_dict(model)
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
     tensors = {key: value.to(torch.bfloat16).contiguous() for key, value in sorted(state.items())}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = json.loads(json.dumps(model.peft_config["default"].to_dict(), default=sorted))
