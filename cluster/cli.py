@@ -14,6 +14,17 @@ from cluster.console import views
 from cluster.console.doctor import Verdict, examine
 from cluster.console.errors import Refused, WrongUsage
 from cluster.console.follow import wait_ready
+from cluster.console.options import (
+    AliasOption,
+    IntervalOption,
+    NameArgument,
+    NoWaitOption,
+    OnceOption,
+    RefArgument,
+    TimeoutOption,
+    VersionArgument,
+    YesOption,
+)
 from cluster.console.ref import AdapterRef, check_name, find_version, parse_ref
 from cluster.console.render import Grid, Output, one_line
 from cluster.console.session import (
@@ -27,7 +38,7 @@ from cluster.console.session import (
 )
 from cluster.console.top import run_top
 from cluster.console.watch import run_watch
-from registry.types import LIVE_ALIAS, Activation
+from registry.types import LIVE_ALIAS
 
 UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
 """Some releases of Typer carry click inside them, so the class is reached through one that Typer exports."""
@@ -38,16 +49,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The adapter's name.")]
-RefArgument = Annotated[str, typer.Argument(metavar="NAME[@N]", help="An adapter, or a version or alias of it.")]
-VersionArgument = Annotated[str, typer.Argument(metavar="NAME@N", help="A version, or an alias such as legal@canary.")]
-AliasOption = Annotated[str, typer.Option("--alias", help="The alias to move.")]
-TimeoutOption = Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait.")]
-NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Return before the fleet has it.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-IntervalOption = Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks.")]
-OnceOption = Annotated[bool, typer.Option("--once", help="Look once and end.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -116,7 +117,7 @@ def activate(
     if wanted.selector is None:
         raise WrongUsage(f"say which version: {wanted.name}@N")
     started = session.client.set_alias(wanted.name, alias, _number(session, wanted))
-    _finish(session, started, wait=not no_wait, timeout_s=timeout)
+    pushing.finish(session, started, wait=not no_wait, timeout_s=timeout)
 
 
 @app.command()
@@ -130,7 +131,7 @@ def rollback(
 ) -> None:
     """Point an alias back at the version it had before."""
     started = session.client.rollback(check_name(name), alias)
-    _finish(session, started, wait=not no_wait, timeout_s=timeout)
+    pushing.finish(session, started, wait=not no_wait, timeout_s=timeout)
 
 
 @app.command()
@@ -214,16 +215,6 @@ def wait_until_ready(session: Session, timeout: TimeoutOption = 300.0) -> None:
 def _number(session: Session, ref: AdapterRef) -> int:
     """The version's number; an alias is looked up."""
     return ref.number or find_version(session.client.adapter(ref.name), ref).number
-
-
-def _finish(session: Session, activation: Activation, *, wait: bool, timeout_s: float) -> None:
-    if wait:
-        activation = pushing.see_through(session, activation, timeout_s)
-    session.output.value(activation.model_dump(mode="json"))
-    if wait:
-        pushing.say_arrived(session, activation)
-    else:
-        session.output.line(f"{activation.name}@{activation.number} will be {activation.alias}")
 
 
 def _confirm(question: str) -> None:

@@ -63,10 +63,10 @@ def arrived(activation: Activation) -> Activation:
 
 
 def waiting_line(activation: Activation) -> str:
-    who = ", ".join(activation.waiting_for)
+    version, who = f"{activation.name}@{activation.number}", ", ".join(activation.waiting_for)
     if activation.state is ActivationState.FLIPPED:
-        return f"{activation.name}@{activation.number} is {activation.alias}; telling gateways {who}".rstrip()
-    return f"staging on replicas {who}" if who else "staging on replicas"
+        return f"{version} is {activation.alias}; telling the gateways {who}".rstrip()
+    return f"staging on replicas {who}" if who else f"activating {version}"
 
 
 def wait_ready(

@@ -1,4 +1,4 @@
-"""`lorafleet push`: send an adapter, see it onto every replica, and say how to call it."""
+"""`lorafleet push` and its kin: send an adapter, see an activation onto every replica, and say how to call it."""
 
 from pathlib import Path
 
@@ -17,21 +17,32 @@ def push(session: Session, name: str, path: Path, *, activate: bool, wait: bool,
     result = _upload(session, name, find_adapter(path), activate)
     _report(session, result)
     if result.activation is not None and wait:
-        result = result.model_copy(update={"activation": see_through(session, result.activation, timeout_s)})
+        result = result.model_copy(update={"activation": _see_through(session, result.activation, timeout_s)})
     session.output.value(result.model_dump(mode="json"))
     if result.activation is None:
         _say_not_activated(session, result)
     elif wait:
-        say_arrived(session, result.activation)
+        _say_arrived(session, result.activation)
 
 
-def see_through(session: Session, activation: Activation, timeout_s: float) -> Activation:
+def finish(session: Session, activation: Activation, *, wait: bool, timeout_s: float) -> None:
+    """See an activation of a known version through, if asked to, and report it."""
+    if wait:
+        activation = _see_through(session, activation, timeout_s)
+    session.output.value(activation.model_dump(mode="json"))
+    if wait:
+        _say_arrived(session, activation)
+    else:
+        session.output.line(f"{activation.name}@{activation.number} will be {activation.alias}")
+
+
+def _see_through(session: Session, activation: Activation, timeout_s: float) -> Activation:
     """Show what the activation waits for until the whole fleet has it."""
     with session.output.waiting() as show:
         return follow(session.client, activation, show, timeout_s=timeout_s)
 
 
-def say_arrived(session: Session, activation: Activation) -> None:
+def _say_arrived(session: Session, activation: Activation) -> None:
     session.output.line(views.arrival_line(activation, session.client.replicas()), style="bold green")
     _say_how_to_call(session, views.model_name(activation))
 

@@ -23,11 +23,13 @@ RUNNING = Figure("lorafleet_replica_sequences", "state", "running")
 WAITING = Figure("lorafleet_replica_sequences", "state", "waiting")
 KV_USED = Figure("lorafleet_replica_kv_blocks", "state", "used")
 KV_FREE = Figure("lorafleet_replica_kv_blocks", "state", "free")
+SLOTS_IDLE = Figure("lorafleet_adapter_slots", "state", "resident")
+SLOTS_PINNED = Figure("lorafleet_adapter_slots", "state", "pinned")
 LOADS = Figure("lorafleet_adapter_loads_total")
 HITS = Figure("lorafleet_adapter_slot_hits_total")
 MISSES = Figure("lorafleet_adapter_slot_misses_total")
 TOKENS = Figure("lorafleet_replica_generation_tokens_total")
-REPLICA_FIGURES = (RUNNING, WAITING, KV_USED, KV_FREE, LOADS, HITS, MISSES, TOKENS)
+REPLICA_FIGURES = (RUNNING, WAITING, KV_USED, KV_FREE, SLOTS_IDLE, SLOTS_PINNED, LOADS, HITS, MISSES, TOKENS)
 
 REQUESTS = "lorafleet_requests_total"
 STREAMED_TOKENS = "lorafleet_gateway_completion_tokens_total"

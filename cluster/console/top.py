@@ -99,7 +99,7 @@ def _load(replica: ReplicaRecord, before: Scrape, after: Scrape) -> ReplicaLoad:
         ring_id=replica.ring_id,
         replica_id=instance,
         num_slots=replica.num_slots,
-        num_resident=len(replica.resident),
+        num_resident=_num_resident(replica, after),
         num_staged=len(replica.staged),
         num_running=after.value(instance, scrape.RUNNING),
         num_waiting=after.value(instance, scrape.WAITING),
@@ -108,6 +108,12 @@ def _load(replica: ReplicaRecord, before: Scrape, after: Scrape) -> ReplicaLoad:
         loads_per_s=scrape.per_second(before, after, instance, scrape.LOADS),
         hit_rate=scrape.hit_rate(before, after, instance),
     )
+
+
+def _num_resident(replica: ReplicaRecord, now: Scrape) -> int:
+    """From the metrics, which are of this moment; the registry's record may lag."""
+    idle, pinned = (now.value(replica.replica_id, figure) for figure in (scrape.SLOTS_IDLE, scrape.SLOTS_PINNED))
+    return len(replica.resident) if idle is None or pinned is None else int(idle + pinned)
 
 
 def _kv_used(now: Scrape, instance: str) -> float | None:

@@ -5,10 +5,11 @@ import time
 
 from cluster.console.client import VersionDetail
 from cluster.console.render import COLUMN_GAP, Grid, count, human_age, human_bytes
-from registry.types import LIVE_ALIAS, Activation, AdapterRecord, Event, ReplicaRecord
+from registry.types import LIVE_ALIAS, Activation, AdapterRecord, Event, ReplicaRecord, VersionState
 
 NONE = "-"
 DIGEST_CHARS = 12
+"""As much of a digest or a node's id as a table shows."""
 
 
 def adapters_grid(adapters: list[AdapterRecord]) -> Grid:
@@ -23,7 +24,7 @@ def _adapter_row(adapter: AdapterRecord) -> tuple[str, ...]:
     newest_s = max((version.created_at_s for version in adapter.versions), default=adapter.created_at_s)
     return (
         adapter.name,
-        str(live.number) if live else "staging" if adapter.pending else NONE,
+        str(live.number) if live else _why_not_live(adapter),
         str(len(adapter.versions)),
         " ".join(others) or NONE,
         str(live.max_rank) if live else NONE,
@@ -31,6 +32,13 @@ def _adapter_row(adapter: AdapterRecord) -> tuple[str, ...]:
         adapter.owner,
         f"{human_age(newest_s)} ago",
     )
+
+
+def _why_not_live(adapter: AdapterRecord) -> str:
+    if adapter.pending:
+        return "staging"
+    gone = all(version.state is VersionState.RETIRED for version in adapter.versions)
+    return VersionState.RETIRED.value if adapter.versions and gone else NONE
 
 
 def versions_grid(adapter: AdapterRecord, replicas: list[ReplicaRecord]) -> Grid:
@@ -75,7 +83,7 @@ def replicas_grid(replicas: list[ReplicaRecord]) -> Grid:
         (
             str(replica.ring_id),
             replica.replica_id,
-            replica.node_id,
+            replica.node_id[:DIGEST_CHARS],
             f"{len(replica.resident)}/{replica.num_slots}",
             str(len(replica.staged)),
             str(len(replica.failed)),

@@ -3,11 +3,12 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cluster.cli import main
-from registry.types import AdapterManifest, ReplicaRecord
+from registry.types import AdapterManifest, ReplicaRecord, VersionState
 from tests.cluster.cli_harness import Cli, adapter_folder
 from tests.cluster.fake_control import (
     FAULTS,
@@ -15,6 +16,7 @@ from tests.cluster.fake_control import (
     adapter_record,
     replica_record,
     serving,
+    version_record,
 )
 
 SECRET = "sk-very-secret"
@@ -160,6 +162,21 @@ def test_ls_shows_each_adapter_and_json_is_the_records(cli: Cli, fleet: FakeFlee
     assert lines[0].split()[:3] == ["NAME", "LIVE", "VERSIONS"]
     assert [line.split()[0] for line in lines[1:]] == ["legal", "zeta"]
     assert {record["name"] for record in cli("ls", "--json").json} == {"legal", "zeta"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [({"pending": ("a" * 64,)}, "staging"), ({}, "-"), ({"num_versions": 0}, "-")],
+)
+def test_ls_says_why_an_adapter_is_not_live(cli: Cli, fleet: FakeFleet, changes: dict[str, Any], shown: str) -> None:
+    fleet.adapters["legal"] = adapter_record("legal", **{"aliases": {}, **changes})
+    assert cli("ls").out.splitlines()[1].split()[:2] == ["legal", shown]
+
+
+def test_ls_marks_a_retired_adapter(cli: Cli, fleet: FakeFleet) -> None:
+    retired = version_record(1).model_copy(update={"state": VersionState.RETIRED})
+    fleet.adapters["legal"] = adapter_record("legal", aliases={}, versions=(retired,))
+    assert cli("ls").out.splitlines()[1].split()[:2] == ["legal", "retired"]
 
 
 def test_json_works_before_and_after_the_command(cli: Cli) -> None:

@@ -13,7 +13,7 @@ from router.metrics import GatewayMetrics
 COUNTS = EngineCounts(num_waiting=1, num_loading=2, num_running=3, num_free_blocks=75)
 STATS = CacheStats(
     num_slots=4,
-    slots_by_state={"free": 4},
+    slots_by_state={"free": 1, "loading": 0, "resident": 2, "pinned": 1},
     resident=(),
     host_cached=(),
     host_bytes=0,
@@ -48,6 +48,8 @@ def test_every_figure_of_a_replica_is_exported(reading: Scrape) -> None:
             scrape.WAITING: 1,
             scrape.KV_USED: 25,
             scrape.KV_FREE: 75,
+            scrape.SLOTS_IDLE: 2,
+            scrape.SLOTS_PINNED: 1,
             scrape.LOADS: 3,
             scrape.HITS: 7,
             scrape.MISSES: 3,

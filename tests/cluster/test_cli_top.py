@@ -86,6 +86,16 @@ def test_frame_joins_replicas_and_metrics_and_shows_a_dash_for_what_is_missing()
     assert rows[1] == ("1", "replica-1", "0/4", "0", "-", "-", "-", "-", "-", "-")
 
 
+def test_resident_slots_come_from_the_metrics_when_they_tell() -> None:
+    slots = ((scrape.SLOTS_IDLE, 2), (scrape.SLOTS_PINNED, 1))
+    lines = [f"{metric}{{{_labels(label, value)}}} {number}\n" for (metric, label, value), number in slots]
+    before, after = scrapes("", "".join(lines))
+    frame = build_frame(
+        [replica_record(0, resident=("a" * 64,)), replica_record(1, resident=("a" * 64,))], before, after
+    )
+    assert [load.num_resident for load in frame.replicas] == [3, 1]
+
+
 @pytest.fixture
 def fleet() -> FakeFleet:
     pages = [page(tokens=0, legal=0), page(running=2, tokens=10_000, legal=10)]
