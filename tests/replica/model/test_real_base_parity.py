@@ -1,0 +1,139 @@
+"""Parity with PEFT on the real base: 8 requests, 5 adapters of different ranks and targets, 2 base rows.
+
+The bound sits just above PEFT's own noise (it differs from itself when a text is prefilled and then decoded instead of
+run at once), which is printed beside the result: `pytest -m base -s`.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from replica.config import ModelConfig
+from replica.model.base_files import resolve_base
+from replica.model.base_model import BaseModel
+from replica.model.batch import LoraPair
+from tests.replica.model.packed import PackedRunner, load_base, load_pairs, prompts
+from tests.tiny_models import LLAMA_TARGETS, load_peft, make_adapter
+
+GGUF = Path("~/.cache/lorafleet/base/SmolLM2-135M-Instruct.Q4_1.gguf").expanduser()
+TOLERANCE = 1e-4
+NUM_DECODES = 3
+RECIPES: tuple[tuple[tuple[str, ...], int], ...] = (
+    (LLAMA_TARGETS, 16),
+    (("q_proj", "v_proj"), 8),
+    (("k_proj", "o_proj", "gate_proj"), 3),
+    (("gate_proj", "up_proj", "down_proj"), 24),
+    (("q_proj",), 1),
+)
+ORDER = (0, 0, 1, None, 2, 3, None, 4)
+"""The adapter of each request."""
+
+pytestmark = [
+    pytest.mark.base,
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.timeout(600),
+]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    """The base's folder of safetensors: LORAFLEET_BASE (GGUF, folder or hub id), or the cached GGUF file, converted."""
+    base = os.environ.get("LORAFLEET_BASE") or (str(GGUF) if GGUF.is_file() else None)
+    if base is None:
+        pytest.skip(f"no base: set LORAFLEET_BASE, or run `python examples/fetch_base.py` to get {GGUF}")
+    return resolve_base(ModelConfig(base=base, device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def base(folder: Path) -> BaseModel:
+    return load_base(folder)
+
+
+def texts() -> list[list[int]]:
+    return prompts([16, 9, 20, 11, 16, 6, 14, 18], seed=11, vocab=40_000)
+
+
+def run_mixed(base: BaseModel, pairs: list[dict[int, LoraPair]]) -> list[torch.Tensor]:
+    """Logits of the last prompt token and of each decode, [1 + NUM_DECODES, vocab] a request."""
+    runner = PackedRunner(base)
+    streams = [
+        runner.start(text, pairs=None if adapter is None else pairs[adapter])
+        for text, adapter in zip(texts(), ORDER, strict=True)
+    ]
+    steps = [runner.step([(stream, len(stream.tokens) - NUM_DECODES) for stream in streams])]
+    steps += [runner.step([(stream, 1) for stream in streams]) for _ in range(NUM_DECODES)]
+    return list(torch.stack(steps, dim=1))
+
+
+@torch.inference_mode()
+def run_alone(model: Any, tokens: list[int]) -> torch.Tensor:
+    """The same forwards through transformers' own cache: one prefill, then one token at a time."""
+    cache = DynamicCache(config=model.config)
+    ids, cut = torch.tensor([tokens]), len(tokens) - NUM_DECODES
+    rows = [model(ids[:, :cut], past_key_values=cache, use_cache=True).logits[0, -1]]
+    for place in range(cut, len(tokens)):
+        rows.append(model(ids[:, place : place + 1], past_key_values=cache, use_cache=True).logits[0, -1])
+    return torch.stack(rows)
+
+
+@torch.inference_mode()
+def run_at_once(model: Any, tokens: list[int]) -> torch.Tensor:
+    logits: torch.Tensor = model(torch.tensor([tokens])).logits[0, -NUM_DECODES - 1 :]
+    return logits
+
+
+@dataclass
+class Worst:
+    """The largest of each difference so far (of `effect`, the smallest)."""
+
+    ours: float = 0.0
+    noise: float = 0.0
+    effect: float = float("inf")
+
+    def add(self, model: Any, tokens: list[int], rows: torch.Tensor) -> None:
+        alone, at_once = run_alone(model, tokens), run_at_once(model, tokens)
+        self.ours = max(self.ours, difference(rows, alone))
+        self.noise = max(self.noise, difference(at_once, alone))
+        if isinstance(model, PeftModel):
+            with model.disable_adapter():
+                self.effect = min(self.effect, difference(run_at_once(model, tokens), at_once))
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).abs().max())
+
+
+def test_eight_requests_over_five_adapters_equal_peft(folder: Path, base: BaseModel, tmp_path: Path) -> None:
+    adapters = [
+        make_adapter(folder, targets, rank, folder=tmp_path / str(seed), seed=seed, std=0.02)
+        for seed, (targets, rank) in enumerate(RECIPES)
+    ]
+    ours = run_mixed(base, [load_pairs(base, path) for path in adapters])
+    worst = Worst()
+    for adapter, path in [*enumerate(adapters), (None, None)]:
+        model = base_alone(folder) if path is None else load_peft(folder, path)
+        for tokens, wanted, rows in zip(texts(), ORDER, ours, strict=True):
+            if wanted == adapter:
+                worst.add(model, tokens, rows)
+    print(f"\nours from PEFT {worst.ours:.1e}; PEFT from itself {worst.noise:.1e}; base from PEFT {worst.effect:.2f}")
+    assert worst.effect > 100 * TOLERANCE, "an adapter that changes nothing proves nothing"
+    assert worst.ours <= TOLERANCE
+
+
+def base_alone(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def test_base_rows_are_bit_equal_to_a_server_without_lora(folder: Path, base: BaseModel, tmp_path: Path) -> None:
+    path = make_adapter(folder, LLAMA_TARGETS, 16, folder=tmp_path, std=0.02)
+    pairs = load_pairs(base, path)
+    mixed = run_mixed(base, [pairs] * len(RECIPES))
+    plain = run_mixed(base, [{}] * len(RECIPES))
+    for adapter, ours, theirs in zip(ORDER, mixed, plain, strict=True):
+        assert torch.equal(ours, theirs) == (adapter is None)
