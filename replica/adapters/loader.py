@@ -19,7 +19,7 @@ from replica.adapters.fit import ImagePlanner
 from replica.adapters.host_cache import HostCache
 from replica.adapters.stats import LoadTimes
 from replica.adapters.weights import AdapterImage, read_image
-from replica.errors import AdapterUnavailable, ReplicaError
+from replica.errors import AdapterUnavailable, ReplicaError, UnknownAdapter
 
 Tier = Literal["host", "node", "blob"]
 _logger = logging.getLogger(__name__)
@@ -166,6 +166,8 @@ class ImageLoader:
 
     def _remember_failure(self, digest: str, error: ReplicaError, now_s: float) -> None:
         self.num_failures += 1
+        if isinstance(error, UnknownAdapter):
+            return  # forgotten meanwhile: `knows` tells the next one, and changes when it is staged again
         self._failures = {key: known for key, known in self._failures.items() if known[0] > now_s}
         self._failures[digest] = (now_s + self._failure_ttl_s, error)
 

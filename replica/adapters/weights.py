@@ -8,18 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from registry.types import AdapterManifest, ModuleLora, TensorInfo
+from replica.adapters.tensor_file import BadTensorFile, TensorFile, bytes_of, cast_into, dtype_of, is_finite
 from replica.errors import AdapterUnavailable
 from replica.model.batch import LoraPair, Site
 
 ALIGNMENT_BYTES = 128
-_PIECE_ELEMENTS = 32768
-"""Torch runs operations of up to this many elements on the calling thread, so a load takes no core from the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,32 +118,57 @@ def read_image(path: Path, manifest: AdapterManifest, layout: ImageLayout, pin: 
     dtype (a float32 beyond 65504 overflows in float16).
     """
     data = torch.zeros(layout.num_elements, dtype=layout.dtype, pin_memory=pin)
-    modules = {module.path: module for module in manifest.modules}
+    stretches = _stretches(manifest, layout)
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            for place in layout.places:
-                _read_tensor(file, modules[place.path].a, data[place.a_offset :])
-                _read_tensor(file, modules[place.path].b, data[place.b_offset :])
-    except (SafetensorError, OSError, _BadTensor) as error:
+        file = TensorFile(path)
+        for dtype in {dtype_of(stretch.info) for stretch in stretches}:
+            _read_all_of(dtype, file, stretches, data)
+        _check_finite(data, stretches)
+    except (BadTensorFile, OSError) as error:
         raise AdapterUnavailable(f"adapter {manifest.digest}: its file cannot be used: {error}") from error
     return AdapterImage(manifest.digest, layout, data)
 
 
-class _BadTensor(Exception):
-    """A tensor of the file breaks a promise of the manifest."""
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Where in an image a tensor of the file goes: elements [start, end)."""
+
+    info: TensorInfo
+    start: int
+    end: int
 
 
-def _read_tensor(file: Any, info: TensorInfo, target: torch.Tensor) -> None:
-    """Cast a tensor of the file into the first elements of the 1-D `target`."""
-    source: torch.Tensor = file.get_tensor(info.key)
-    if tuple(source.shape) != info.shape:
-        raise _BadTensor(f"{info.key} has shape {tuple(source.shape)}, its manifest says {info.shape}")
-    values = source.reshape(-1)
-    for start in range(0, values.numel(), _PIECE_ELEMENTS):
-        piece = values[start : start + _PIECE_ELEMENTS]
-        place = target[start : start + piece.numel()].copy_(piece)
-        if not torch.isfinite(place).all():
-            raise _BadTensor(f"{info.key} has values that are not finite in {target.dtype}")
+def _stretches(manifest: AdapterManifest, layout: ImageLayout) -> list[_Stretch]:
+    modules = {module.path: module for module in manifest.modules}
+    found = []
+    for place in layout.places:
+        module = modules[place.path]
+        found.append(_Stretch(module.a, place.a_offset, place.a_offset + place.rank * place.in_features))
+        found.append(_Stretch(module.b, place.b_offset, place.b_offset + place.out_features * place.rank))
+    return found
+
+
+def _read_all_of(dtype: torch.dtype, file: TensorFile, stretches: list[_Stretch], data: torch.Tensor) -> None:
+    """Bring the file's tensors of one dtype to their places; those of another dtype than the image's by a cast."""
+    chosen = [stretch for stretch in stretches if dtype_of(stretch.info) is dtype]
+    source = data if dtype is data.dtype else torch.zeros(data.numel(), dtype=dtype)
+    raw = bytes_of(source)
+    for stretch in chosen:
+        raw[stretch.start * dtype.itemsize : stretch.end * dtype.itemsize] = file.raw(stretch.info)
+    if source is data:
+        return
+    if len(chosen) == len(stretches):
+        cast_into(data, source)
+        return
+    for stretch in chosen:
+        cast_into(data[stretch.start : stretch.end], source[stretch.start : stretch.end])
+
+
+def _check_finite(data: torch.Tensor, stretches: list[_Stretch]) -> None:
+    if is_finite(data):
+        return
+    bad = next(stretch for stretch in stretches if not is_finite(data[stretch.start : stretch.end]))
+    raise BadTensorFile(f"{bad.info.key} has values that are not finite in {data.dtype}")
 
 
 def view_pairs(memory: torch.Tensor, start: int, layout: ImageLayout) -> Mapping[int, LoraPair]:

@@ -46,6 +46,9 @@ class Made:
     blob: bytes
     tensors: Mapping[str, torch.Tensor]
 
+    def __repr__(self) -> str:
+        return f"Made({self.digest[:8]})"
+
     @property
     def digest(self) -> str:
         return self.manifest.digest
@@ -68,7 +71,7 @@ def make_adapter(
                 tensors[key] = torch.randn(shape, generator=random).to(DTYPES[dtype])
     if fill is not None:
         tensors[key].fill_(fill)
-    return describe(tensors, dtype, sites, rank, seed)
+    return describe(tensors, sites, rank, seed)
 
 
 def _keys_and_shapes(site: Site, rank: int) -> tuple[tuple[str, tuple[int, int]], ...]:
@@ -77,14 +80,14 @@ def _keys_and_shapes(site: Site, rank: int) -> tuple[tuple[str, tuple[int, int]]
     return (f"{key}.lora_A.weight", a), (f"{key}.lora_B.weight", b)
 
 
-def describe(tensors: Mapping[str, torch.Tensor], dtype: str, sites: Sequence[Site], rank: int, seed: int) -> Made:
+def describe(tensors: Mapping[str, torch.Tensor], sites: Sequence[Site], rank: int, seed: int) -> Made:
     """The manifest of a file that holds `tensors`."""
     blob = save(dict(tensors), metadata={"format": "pt"})
     modules = []
     for site in sites:
         (a, _), (b, _) = _keys_and_shapes(site, rank)
         if a in tensors:
-            pair = [_info(key, dtype, tensors[key]) for key in (a, b)]
+            pair = [_info(key, tensors[key]) for key in (a, b)]
             modules.append(
                 ModuleLora(path=site.path, rank=rank, alpha=16, scale=16 / rank + seed, a=pair[0], b=pair[1])
             )
@@ -99,8 +102,9 @@ def describe(tensors: Mapping[str, torch.Tensor], dtype: str, sites: Sequence[Si
     return Made(manifest, blob, tensors)
 
 
-def _info(key: str, dtype: str, tensor: torch.Tensor) -> TensorInfo:
+def _info(key: str, tensor: torch.Tensor) -> TensorInfo:
     raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    dtype = next(name for name, dtype in DTYPES.items() if dtype is tensor.dtype)
     return TensorInfo(key=key, dtype=dtype, shape=tuple(tensor.shape), sha256=hashlib.sha256(raw).hexdigest())
 
 

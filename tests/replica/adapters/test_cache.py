@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,13 +161,12 @@ def test_more_waiters_than_the_host_cache_holds_all_get_served(tmp_path: Path) -
     with bench(tmp_path, max_slots=1, arena_bytes=R8_BYTES, host_bytes=R8_BYTES) as tight:
         tight.stage(*ADAPTERS[:4])
         leases = [tight.cache.acquire(made.digest) for made in ADAPTERS[:4]]
-        for made in ADAPTERS[:4]:
+        while leases:
             tight.until(lambda: any(lease.ready for lease in leases))
             lease = next(lease for lease in leases if lease.ready)
             assert_holds(lease.pairs, next(one for one in ADAPTERS if one.digest == lease.digest))
             leases.remove(lease)
             lease.release()
-        assert made is ADAPTERS[3]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_changed_bytes_fail_their_own_waiters_only_and_heal_after_the_ttl(tmp_pa
 
 
 def test_adapter_that_does_not_fit_the_base_fails_its_waiter(fleet: Bench) -> None:
-    other = make_adapter(77, sites=SITES[:-1] + (type(SITES[0])(13, "model.layers.1.mlp.down_proj", 48, 31, "linear"),))
+    other = make_adapter(77, sites=(*SITES[:-1], replace(SITES[-1], out_features=31)))
     fleet.stage(other)
     assert "down_proj has shapes" in str(fleet.error(other.digest))
 
@@ -294,7 +294,7 @@ def test_adapters_in_constant_use_do_not_keep_a_newcomer_out(tmp_path: Path) -> 
         running = [(made, fleet.ready(made)) for made in ADAPTERS[:2]]
         newcomer = fleet.cache.acquire(ADAPTERS[2].digest)
         fleet.until(lambda: fleet.cache.stats().load_seconds["read"][0] == 3)
-        for step in range(400):
+        for _ in range(400):
             clock.now_s += 0.1
             made, lease = running.pop(0)
             running.append((made, fleet.cache.acquire(made.digest)))
@@ -303,7 +303,8 @@ def test_adapters_in_constant_use_do_not_keep_a_newcomer_out(tmp_path: Path) -> 
             fleet.cache.poll()
             if newcomer.ready:
                 break
-        assert 9 <= step < 100
+        assert newcomer.ready
+        assert 1 <= clock.now_s < 10
         newcomer.release()
         fleet.until(lambda: all(lease.ready for _, lease in running))
         for _, lease in running:

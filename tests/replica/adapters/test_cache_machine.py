@@ -119,7 +119,7 @@ class CacheMachine(RuleBasedStateMachine):
         except UnknownAdapter:
             assert made.digest in self.files.unknown
         except AdapterUnavailable:
-            assert "fails" in str(self.cache._loader.failure(made.digest))
+            assert self.cache._loader.failure(made.digest) is not None
         else:
             self.leases.append(lease)
             self.see_starts()
@@ -204,6 +204,6 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestCacheMachine = CacheMachine.TestCase

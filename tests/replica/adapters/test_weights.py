@@ -1,13 +1,16 @@
 """From file to image: every value at its place, nothing that is not finite, nothing that does not fit the base."""
 
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 import torch
 
+from replica.adapters.tensor_file import is_finite
 from replica.adapters.weights import AdapterImage, plan_layout, read_image, view_pairs
 from replica.errors import AdapterUnavailable
-from tests.replica.adapters.made import ALL_SEVEN, QV, SITES, Made, assert_holds, describe, make_adapter
+from tests.replica.adapters.made import ALL_SEVEN, DTYPES, QV, SITES, Made, assert_holds, describe, make_adapter
 
 BY_PATH = {site.path: site for site in SITES}
 
@@ -45,13 +48,41 @@ def test_layout_is_aligned_and_without_overlap(rank: int) -> None:
     assert [place.site for place in layout.places] == [site.index for site in SITES]
 
 
+def test_file_of_mixed_dtypes_is_read_right(tmp_path: Path) -> None:
+    mixed = {key: value.to(DTYPES[name]) for (key, value), name in zip(make_adapter(1).tensors.items(), cycle(DTYPES))}
+    made = describe(mixed, SITES, rank=8, seed=0)
+    for dtype in DTYPES.values():
+        image = read(made, tmp_path, dtype)
+        assert_holds(view_pairs(image.data, 0, image.layout), made, dtype)
+
+
+def test_header_of_odd_length_is_read_right(tmp_path: Path) -> None:
+    made = make_adapter(1)
+    length = int.from_bytes(made.blob[:8], "little")
+    header = made.blob[8 : 8 + length].rstrip() + b" "
+    header += b" " * (1 - len(header) % 2)
+    blob = len(header).to_bytes(8, "little") + header + made.blob[8 + length :]
+    assert len(header) % 2 == 1
+    image = read(replace(made, blob=blob), tmp_path, torch.bfloat16)
+    assert_holds(view_pairs(image.data, 0, image.layout), made, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES.values()))
+def test_finite_check_agrees_with_torch(dtype: torch.dtype) -> None:
+    limits = torch.finfo(dtype)
+    good = torch.tensor([0.0, -0.0, limits.max, limits.min, limits.tiny, limits.smallest_normal / 4], dtype=dtype)
+    assert is_finite(good)
+    for value in (float("inf"), -float("inf"), float("nan")):
+        assert not is_finite(torch.cat((good, torch.tensor([value], dtype=dtype))))
+
+
 def test_large_tensors_are_read_in_pieces(tmp_path: Path) -> None:
     key = f"base_model.model.{SITES[0].path}"
     wide = {
         f"{key}.lora_A.weight": torch.arange(3000 * 32, dtype=torch.float32).reshape(3000, 32),
         f"{key}.lora_B.weight": torch.arange(32 * 3000, dtype=torch.float32).reshape(32, 3000),
     }
-    made = describe(wide, "F32", SITES, rank=3000, seed=0)
+    made = describe(wide, SITES, rank=3000, seed=0)
     image = read(made, tmp_path, torch.float32)
     assert_holds(view_pairs(image.data, 0, image.layout), made)
 
@@ -85,8 +116,20 @@ def test_shape_that_the_base_lacks_is_refused() -> None:
 def test_file_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path) -> None:
     manifest = make_adapter(1, rank=8).manifest
     layout = plan_layout(manifest, BY_PATH, torch.float32)
-    for name, blob in (("rank", make_adapter(1, rank=4).blob), ("few", make_adapter(1, targets=QV).blob), ("cut", b"")):
+    good = make_adapter(1, rank=8).blob
+    blobs = {
+        "rank": make_adapter(1, rank=4).blob,
+        "dtype": make_adapter(1, rank=8, dtype="F16").blob,
+        "few": make_adapter(1, targets=QV).blob,
+        "empty": b"",
+        "no data": good[: 8 + int.from_bytes(good[:8], "little")],
+        "end": good[:-1],
+        "header": good[:8] + b"[" + good[9:],
+    }
+    for name, blob in blobs.items():
         path = tmp_path / name
         path.write_bytes(blob)
         with pytest.raises(AdapterUnavailable, match=manifest.digest):
             read_image(path, manifest, layout, pin=False)
+    with pytest.raises(AdapterUnavailable, match=manifest.digest):
+        read_image(tmp_path / "missing", manifest, layout, pin=False)
