@@ -209,9 +209,8 @@ class Engine:
         self._end_failed(self._admission.take_failed())
         if works:
             self._compute(works)
-        emitted = self._outgoing.emit()
         self._count()
-        return bool(works) or emitted
+        return self._outgoing.emit() or bool(works)
 
     def _compute(self, works: Items[Work]) -> None:
         started_s = self._clock()
@@ -335,8 +334,8 @@ class Engine:
         with self._ended:
             self._live.clear()
             self._ended.notify_all()
-        self._outgoing.emit()
         self._count()
+        self._outgoing.emit()
 
     def _check_integrity(self) -> None:
         self._scheduler.check_integrity()
