@@ -1,11 +1,71 @@
-"""The copy of an image into its slot, off the step thread. Knows nothing of which slot or why."""
+"""Copies of images into slots, off the step thread. Knows nothing of who waits for them or why."""
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
 
 import torch
 
+from replica.adapters.host_cache import HostLease
+from replica.adapters.stats import LoadTimes
+from replica.adapters.waiters import Waiter
 from replica.adapters.weights import AdapterImage, view_pairs
+from replica.errors import AdapterUnavailable, ReplicaError
 from replica.model.batch import LoraPair
+
+
+@dataclass(slots=True)
+class SlotCopy:
+    """One copy, for `waiter`; `pairs` or `error` is set when it ended. `borrowed` keeps the image in the host cache."""
+
+    waiter: Waiter
+    slot: int
+    image: AdapterImage
+    borrowed: HostLease | None
+    started_s: float
+    pairs: Mapping[int, LoraPair] | None = None
+    error: ReplicaError | None = None
+
+
+class CopyQueue:
+    """Runs copies on the threads of `executor` and hands them back to the step thread when they ended."""
+
+    def __init__(
+        self,
+        copier: "SlotCopier",
+        executor: Executor,
+        times: LoadTimes,
+        clock: Callable[[], float],
+        on_settled: Callable[[], None],
+    ) -> None:
+        self._copier, self._executor = copier, executor
+        self._times, self._clock = times, clock
+        self._on_settled = on_settled
+        self._finished: deque[SlotCopy] = deque()
+
+    def submit(self, copy: SlotCopy, start: int) -> None:
+        """Begin a copy to element `start` of the arena; called by the step thread."""
+        self._executor.submit(self._run, copy, start, self._copier.fence())
+
+    def finished(self) -> list[SlotCopy]:
+        """The copies that ended since the last call."""
+        found = []
+        while self._finished:
+            found.append(self._finished.popleft())
+        return found
+
+    def _run(self, copy: SlotCopy, start: int, fence: torch.cuda.Event | None) -> None:
+        started_s = self._clock()
+        try:
+            copy.pairs = self._copier.copy(copy.image, start, fence)
+            self._times.observe("copy", self._clock() - started_s)
+        except Exception as error:
+            copy.error = AdapterUnavailable(f"adapter {copy.image.digest} could not be copied to its slot: {error}")
+        if copy.borrowed is not None:
+            copy.borrowed.release()
+        self._finished.append(copy)
+        self._on_settled()
 
 
 class SlotCopier:

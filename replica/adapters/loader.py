@@ -99,13 +99,17 @@ class ImageLoader:
             flight = self._flights[digest] = _Flight(digest, self._clock(), hold)
         self._readers.submit(self._read, flight)
 
-    def failure(self, digest: str) -> ReplicaError | None:
-        """Why the last load failed, while that is not older than the time to live."""
+    def check(self, digest: str) -> None:
+        """Raises UnknownAdapter, or what the last load raised while that is not older than the time to live.
+
+        Costs one look at a folder and no reading.
+        """
         with self._lock:
-            known = self._failures.get(digest)
-        if known is None or self._clock() >= known[0]:
-            return None
-        return type(known[1])(known[1].message)
+            expires_s, error = self._failures.get(digest, (0.0, None))
+        if error is not None and self._clock() < expires_s:
+            raise type(error)(error.message)
+        if not self._files.knows(digest):
+            raise UnknownAdapter(f"adapter {digest} was never staged on this node")
 
     def forget_failure(self, digest: str) -> None:
         with self._lock:

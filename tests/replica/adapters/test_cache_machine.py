@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -110,7 +111,7 @@ class CacheMachine(RuleBasedStateMachine):
         )
         self.leases: list[AdapterLease] = []
         self.slots: dict[AdapterLease, int | None] = {}
-        self.copying: set[Waiter[AdapterLease]] = set()
+        self.copying: set[Waiter] = set()
 
     @rule(made=st.sampled_from(ADAPTERS))
     def acquire(self, made: Any) -> None:
@@ -119,7 +120,8 @@ class CacheMachine(RuleBasedStateMachine):
         except UnknownAdapter:
             assert made.digest in self.files.unknown
         except AdapterUnavailable:
-            assert self.cache._loader.failure(made.digest) is not None
+            with pytest.raises(AdapterUnavailable):
+                self.cache._loader.check(made.digest)
         else:
             self.leases.append(lease)
             self.see_starts()
@@ -157,8 +159,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def see_starts(self) -> None:
         """Whoever starts to copy overtakes no older waiter whose image is there too."""
-        older: list[Waiter[AdapterLease]] = []
-        for waiter in self.cache._waiters:
+        older: list[Waiter] = []
+        for waiter in self.cache._misses.waiters:
             if waiter.state is WaiterState.COPYING and waiter not in self.copying:
                 overtaken = [one for one in older if one.state is WaiterState.IN_HAND]
                 assert not any(one.digest in self.cache._host.digests() for one in overtaken), (waiter, overtaken)
