@@ -68,5 +68,5 @@ class ChatTemplate:
                 add_generation_prompt=True,
                 **self._special_tokens,
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise BadRequest(f"the chat template refuses these messages: {error}", "messages") from error

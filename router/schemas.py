@@ -104,7 +104,7 @@ def _joined_parts(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     if not value or not all(_is_text_part(part) for part in value):
-        raise PydanticCustomError("content", 'a string, or a list of {{"type": "text", "text": "..."}} parts')
+        raise PydanticCustomError("content", 'a string, or a list of {"type": "text", "text": "..."} parts')
     return "".join(part["text"] for part in value)
 
 

@@ -1,0 +1,174 @@
+"""Fakes of the gateway's two protocols: a fleet that follows a script, and a registry in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from registry.errors import AdapterNotFound
+from registry.types import (
+    Activation,
+    ActivationState,
+    AdapterManifest,
+    AdapterRecord,
+    Event,
+    PushResult,
+    VersionRecord,
+    VersionState,
+)
+from replica.messages import GenerateRequest, TokenChunk
+
+Message = Sequence[TokenChunk]
+Script = Callable[[str, GenerateRequest], Sequence[Message | Exception]]
+
+
+class FakeFleet:
+    """`router.gateway.Fleet` from a script: what each replica answers, message by message, or the error it raises.
+
+    After the script it waits for ever when `hang` is set. `closed` lists requests whose stream was closed early.
+    """
+
+    def __init__(self, script: Script | None = None) -> None:
+        self.script = script or (lambda replica_id, request: [])
+        self.requests: list[tuple[str, GenerateRequest]] = []
+        self.stopped: list[tuple[str, str, int]] = []
+        self.closed: list[str] = []
+        self.hang = False
+        self.num_open = 0
+        self.texts: dict[str, bytes] = {}
+
+    async def generate(self, replica_id: str, request: GenerateRequest) -> AsyncIterator[Message]:
+        self.requests.append((replica_id, request))
+        self.num_open += 1
+        finished = False
+        try:
+            for step in self.script(replica_id, request):
+                await asyncio.sleep(0)
+                if isinstance(step, Exception):
+                    raise step
+                yield step
+            if self.hang:
+                await asyncio.Event().wait()
+            finished = True
+        except Exception:
+            finished = True
+            raise
+        finally:
+            self.num_open -= 1
+            if not finished:
+                self.closed.append(request.request_id)
+
+    async def stop_choice(self, replica_id: str, request_id: str, index: int) -> None:
+        self.stopped.append((replica_id, request_id, index))
+
+    async def metrics(self) -> Mapping[str, bytes]:
+        return self.texts
+
+
+class FakeRegistry:
+    """`router.gateway.RegistryClient` in memory: versions by name; an activation ends when it is waited for."""
+
+    def __init__(self, blobs: Mapping[str, bytes] | None = None) -> None:
+        self.blobs = dict(blobs or {})
+        self.records: dict[str, AdapterRecord] = {}
+        self.contents: dict[tuple[str, bytes], VersionRecord] = {}
+        self.activations: list[Activation] = []
+        self.calls: list[tuple[Any, ...]] = []
+        self.pushed: list[dict[str, bytes]] = []
+        self.push_error: Exception | None = None
+        self.end_state = ActivationState.DONE
+
+    async def push(self, name: str, files: Mapping[str, Path], *, owner: str, activate: bool) -> PushResult:
+        if self.push_error is not None:
+            raise self.push_error
+        self.pushed.append({file: path.read_bytes() for file, path in files.items()})
+        content = b"\0".join(self.pushed[-1][file] for file in sorted(files))
+        known = self.contents.get((name, content))
+        version = known or self._new_version(name, content, owner)
+        activation = await self.activate(name, "live", version.number, actor=owner) if activate else None
+        return PushResult(name=name, version=version, created=known is None, activation=activation)
+
+    def _new_version(self, name: str, content: bytes, owner: str) -> VersionRecord:
+        record = self.records.get(name) or AdapterRecord(name=name, owner=owner, revision=1, created_at_s=1.0)
+        version = VersionRecord(
+            number=len(record.versions) + 1,
+            digest=f"{len(self.contents) + 5000:064x}",
+            state=VersionState.ACTIVE,
+            created_at_s=1.0,
+            num_bytes=len(content),
+            max_rank=8,
+            target_names=("q_proj",),
+        )
+        self.contents[name, content] = version
+        self.records[name] = record.model_copy(update={"versions": (*record.versions, version)})
+        return version
+
+    async def adapters(self) -> Sequence[AdapterRecord]:
+        return tuple(self.records.values())
+
+    async def adapter(self, name: str) -> AdapterRecord:
+        if name not in self.records:
+            raise AdapterNotFound(f"no adapter {name!r}")
+        return self.records[name]
+
+    async def manifest(self, digest: str) -> AdapterManifest:
+        return AdapterManifest(
+            digest=digest, base_digest="0" * 64, base_verified=True, modules=(), blob_sha256="1" * 64, blob_bytes=1
+        )
+
+    async def activate(
+        self, name: str, alias: str, number: int, *, actor: str, expected_revision: int | None = None
+    ) -> Activation:
+        self.calls.append(("activate", name, alias, number, actor, expected_revision))
+        version = (await self.adapter(name)).version(number)
+        if version is None:
+            raise AdapterNotFound(f"adapter {name!r} has no version {number}")
+        activation = Activation(
+            activation_id=len(self.activations) + 1,
+            name=name,
+            alias=alias,
+            number=number,
+            digest=version.digest,
+            state=ActivationState.PENDING,
+            requested_at_s=1.0,
+            waiting_for=("r0",),
+        )
+        self.activations.append(activation)
+        return activation
+
+    async def rollback(self, name: str, alias: str, *, actor: str) -> Activation:
+        self.calls.append(("rollback", name, alias, actor))
+        return await self.activate(name, alias, 1, actor=actor)
+
+    async def retire(self, name: str, number: int | None, *, actor: str) -> AdapterRecord:
+        self.calls.append(("retire", name, number, actor))
+        return await self.adapter(name)
+
+    async def activation(self, activation_id: int) -> Activation:
+        if not 1 <= activation_id <= len(self.activations):
+            raise AdapterNotFound(f"no activation {activation_id}")
+        return self.activations[activation_id - 1]
+
+    async def wait_activation(self, activation_id: int, timeout_s: float) -> Activation:
+        self.calls.append(("wait_activation", activation_id, timeout_s))
+        ended = (await self.activation(activation_id)).model_copy(
+            update={"state": self.end_state, "waiting_for": (), "staged_after_s": 0.25}
+        )
+        self.activations[activation_id - 1] = ended
+        return ended
+
+    async def events(self, after: int, limit: int) -> Sequence[Event]:
+        every = [Event(revision=i + 1, at_s=float(i), kind="push", actor="default") for i in range(10)]
+        return tuple(event for event in every if event.revision > after)[:limit]
+
+    async def read_blob(self, sha256: str) -> bytes:
+        return self.blobs[sha256]
+
+
+def one_choice(request_id: str, pieces: Sequence[tuple[int, ...]], reason: Any = "length") -> list[Message]:
+    """A script of one choice: a message for each piece, the last with a finish reason."""
+    last = len(pieces) - 1
+    return [
+        (TokenChunk(request_id, 0, piece, finish_reason=reason if i == last else None),)
+        for i, piece in enumerate(pieces)
+    ]
