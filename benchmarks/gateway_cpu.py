@@ -6,6 +6,7 @@ Counts process CPU time over all streams, less that of draining the same fake fl
 
 import argparse
 import asyncio
+import hashlib
 import json
 import sys
 import time
@@ -75,7 +76,7 @@ async def application(tokenizer: Tokenizer, fleet: EndlessFleet) -> FastAPI:
         modules=(ModuleSpec(path="q", in_features=1, out_features=1, sha256=SHA),),
         context_length=100_000,
         vocab_size=tokenizer.get_vocab_size(),
-        tokenizer_sha256=SHA,
+        tokenizer_sha256=hashlib.sha256(tokenizer.to_str().encode()).hexdigest(),
         chat_template="{% for m in messages %}{{ m.content }}{% endfor %}",
         bos_token=None,
         eos_token=None,

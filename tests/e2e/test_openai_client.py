@@ -93,9 +93,7 @@ async def test_n_choices_stream_with_their_own_index(tiny_fleet: TinyFleet) -> N
                 texts[choice.index] += choice.text
                 if choice.finish_reason is not None:
                     finished.add(choice.index)
-        whole = await client.completions.create(
-            model="alpha", prompt="Hm", n=4, max_tokens=8, temperature=1.0, seed=7
-        )
+        whole = await client.completions.create(model="alpha", prompt="Hm", n=4, max_tokens=8, temperature=1.0, seed=7)
     assert finished == {0, 1, 2, 3}
     assert texts == {choice.index: choice.text for choice in whole.choices}
 

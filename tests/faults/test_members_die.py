@@ -143,9 +143,7 @@ def test_registry_killed_keeps_every_version_and_watchers_reconnect(
     assert len(fleet.replicas()) == 2
 
 
-def test_registry_down_inference_goes_on_from_the_last_catalog(
-    fleet: FleetProcess, base: Path, tmp_path: Path
-) -> None:
+def test_registry_down_inference_goes_on_from_the_last_catalog(fleet: FleetProcess, base: Path, tmp_path: Path) -> None:
     fleet.cli("push", "outage", new_adapter(base, tmp_path, 6))
     expected = ask(fleet, "outage").json()["choices"][0]["text"]
     control(fleet, "delete")

@@ -1,0 +1,1 @@
+"""One script a question; the figures lie in `results/` with machine, versions and commit."""

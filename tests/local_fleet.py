@@ -1,0 +1,236 @@
+"""The whole system in one process, without Ray: a registry, replicas and a gateway, wired as `cluster` wires them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from cluster.member import Member
+from cluster.registry_actor import ReplicaReport
+from registry.catalog import Catalog
+from registry.config import RegistryConfig
+from registry.service import Registry
+from registry.types import AdapterManifest, BaseSpec, CatalogDelta, ReplicaRecord
+from registry.watch import Watch
+from replica.config import ReplicaConfig
+from replica.messages import GenerateRequest, TokenChunk
+from replica.replica import Replica
+from router.app import create_app
+from router.config import RouterConfig
+from router.gateway import Gateway
+
+PIECE_BYTES = 1 << 20
+
+
+class LocalRegistry:
+    """`router.gateway.RegistryClient` and `cluster.member.MemberRegistry` over a plain Registry."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.watcher = Watch(registry, poll_interval_s=0.1)
+
+    async def _change(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        result = await asyncio.to_thread(getattr(self.registry, method), *args, **kwargs)
+        await asyncio.to_thread(self.registry.advance)
+        self.watcher.notify()
+        return result
+
+    async def push(self, name: str, files: Mapping[str, Path], *, owner: str, activate: bool) -> Any:
+        return await self._change("push", name, files, owner=owner, activate=activate)
+
+    async def adapters(self) -> Any:
+        return await asyncio.to_thread(self.registry.adapters)
+
+    async def adapter(self, name: str) -> Any:
+        return await asyncio.to_thread(self.registry.adapter, name)
+
+    async def manifest(self, digest: str) -> AdapterManifest:
+        return await asyncio.to_thread(self.registry.manifest, digest)
+
+    async def activate(self, name: str, alias: str, number: int, *, actor: str, expected_revision: Any = None) -> Any:
+        return await self._change("activate", name, alias, number, actor=actor, expected_revision=expected_revision)
+
+    async def rollback(self, name: str, alias: str, *, actor: str) -> Any:
+        return await self._change("rollback", name, alias, actor=actor)
+
+    async def retire(self, name: str, number: int | None, *, actor: str) -> Any:
+        return await self._change("retire", name, number, actor=actor)
+
+    async def activation(self, activation_id: int) -> Any:
+        return await asyncio.to_thread(self.registry.activation, activation_id)
+
+    async def wait_activation(self, activation_id: int, timeout_s: float) -> Any:
+        return await self.watcher.wait_activation(activation_id, timeout_s)
+
+    async def events(self, after: int, limit: int) -> Any:
+        return await asyncio.to_thread(self.registry.events, after, limit)
+
+    async def read_blob(self, sha256: str) -> bytes:
+        size = self.registry.blobs.size(sha256)
+        return b"".join(self.registry.blobs.read(sha256, at, PIECE_BYTES) for at in range(0, size, PIECE_BYTES))
+
+    def fetch(self, sha256: str, to: Path) -> None:
+        """As `replica.adapters.node_store.BlobSource`."""
+        to.write_bytes(self.registry.blobs.read(sha256, 0, self.registry.blobs.size(sha256)))
+
+    async def store_blob(self, data: bytes) -> str:
+        return await asyncio.to_thread(self.registry.blobs.put_bytes, data)
+
+    async def publish_base(self, spec: BaseSpec) -> None:
+        await self._change("publish_base", spec, actor="replica")
+
+    async def changes(self, after_revision: int) -> CatalogDelta | None:
+        return await asyncio.to_thread(self.registry.changes, after_revision)
+
+    async def watch(self, after_revision: int, timeout_s: float) -> CatalogDelta | None:
+        return await self.watcher.wait(after_revision, timeout_s)
+
+    async def join_replica(
+        self, replica_id: str, node_id: str, num_slots: int, base_digest: str, staged: tuple[str, ...]
+    ) -> ReplicaRecord:
+        record: ReplicaRecord = await self._change(
+            "join_replica",
+            replica_id=replica_id,
+            node_id=node_id,
+            num_slots=num_slots,
+            base_digest=base_digest,
+            staged=staged,
+        )
+        return record
+
+    async def report_replica(self, report: ReplicaReport) -> bool:
+        fields = report.model_dump(exclude={"replica_id"})
+        return await self._change("renew_replica", report.replica_id, **fields) is not None
+
+    async def leave_replica(self, replica_id: str) -> None:
+        await self._change("leave_replica", replica_id)
+
+
+class LocalReplicas:
+    """`router.gateway.Fleet` over replicas in this process."""
+
+    def __init__(self, replicas: Mapping[str, Replica]) -> None:
+        self._replicas = replicas
+
+    def generate(self, replica_id: str, request: GenerateRequest) -> AsyncIterator[Sequence[TokenChunk]]:
+        return self._replicas[replica_id].generate(request)
+
+    async def stop_choice(self, replica_id: str, request_id: str, index: int) -> None:
+        self._replicas[replica_id].abort(request_id, index)
+
+    async def metrics(self) -> Mapping[str, bytes]:
+        return {replica_id: replica.metrics() for replica_id, replica in self._replicas.items()}
+
+
+class ReplicaStager:
+    """`cluster.member.Stager`."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    async def stage(self, manifest: AdapterManifest) -> None:
+        await self._replica.stage(manifest)
+
+    def forget(self, digest: str) -> None:
+        self._replica.forget(digest)
+
+    def staged(self) -> Sequence[str]:
+        return self._replica.staged()
+
+    def resident(self) -> Sequence[str]:
+        return self._replica.status().resident
+
+
+class LocalFleet:
+    """Everything, running; `client` speaks HTTP to the gateway without a socket."""
+
+    def __init__(self, registry: LocalRegistry, replicas: Mapping[str, Replica], gateway: Gateway) -> None:
+        self.registry = registry
+        self.replicas = replicas
+        self.gateway = gateway
+        self.app = create_app(gateway)
+
+    def client(self) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app=self.app)
+        return httpx.AsyncClient(transport=transport, base_url="http://fleet", timeout=120)
+
+    async def push(self, name: str, folder: Path) -> None:
+        """Push an adapter folder and wait until it is live."""
+        result = await self.registry.push(name, adapter_files(folder), owner="default", activate=True)
+        activation = await self.registry.wait_activation(result.activation.activation_id, 30.0)
+        assert activation.state in ("done", "flipped"), activation
+        await until(lambda: self.gateway.catalog.revision >= activation.flipped_revision)
+
+    def check_integrity(self) -> None:
+        """Assert that every lease is back, everywhere."""
+        self.gateway.check_integrity()
+        assert self.gateway.placement.num_leases == 0
+        for replica in self.replicas.values():
+            replica.check_integrity()
+
+
+def adapter_files(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in folder.iterdir()}
+
+
+async def until(question: Callable[[], bool], timeout_s: float = 30.0) -> float:
+    """Seconds until `question` answered yes; TimeoutError when it never did."""
+    started_s = time.monotonic()
+    async with asyncio.timeout(timeout_s):
+        while not question():  # noqa: ASYNC110 (the question is about other threads)
+            await asyncio.sleep(0.005)
+    return time.monotonic() - started_s
+
+
+@asynccontextmanager
+async def local_fleet(
+    folder: Path, config: ReplicaConfig, *, num_replicas: int = 2, router: RouterConfig | None = None
+) -> AsyncIterator[LocalFleet]:
+    """A running fleet whose files lie under `folder`; each replica has a node store of its own."""
+    plain = Registry.open(RegistryConfig(data_dir=folder / "registry"))
+    registry = LocalRegistry(plain)
+    replicas: dict[str, Replica] = {}
+    tasks: list[asyncio.Task[None]] = []
+    for index in range(num_replicas):
+        adapters = config.adapters.model_copy(update={"node_store": folder / f"node-{index}"})
+        replica = Replica(config.model_copy(update={"adapters": adapters}), registry)
+        spec = await asyncio.to_thread(replica.load)
+        replicas[f"replica-{index}"] = replica
+        stager = ReplicaStager(replica)
+        member = Member(
+            f"replica-{index}",
+            "node",
+            config.adapters.max_slots,
+            spec,
+            replica.tokenizer_json,
+            stager,
+            registry,
+            watch_timeout_s=1.0,
+        )
+        tasks.append(asyncio.create_task(member.run()))
+    catalog = Catalog((spec.base_id,))
+    gateway = Gateway(router or RouterConfig(), catalog, LocalReplicas(replicas), registry)
+    tasks.append(asyncio.create_task(follow(gateway, registry)))
+    try:
+        await until(lambda: len(catalog.replicas) == num_replicas)
+        yield LocalFleet(registry, replicas, gateway)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for replica in replicas.values():
+            replica.close()
+        plain.close()
+
+
+async def follow(gateway: Gateway, registry: LocalRegistry) -> None:
+    while True:
+        delta = await registry.watch(gateway.catalog.revision, 1.0)
+        await asyncio.to_thread(registry.registry.renew_gateway, "gateway", gateway.catalog.revision)
+        if delta is not None:
+            await gateway.apply(delta)
+            await registry._change("renew_gateway", "gateway", gateway.catalog.revision)
