@@ -4,6 +4,7 @@ Knows nothing of HTTP (that is `app`) or of Ray (`cluster` wires a Fleet and a R
 """
 
 import asyncio
+import hashlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from registry.catalog import Catalog
-from registry.errors import NotReady
+from registry.errors import NotReady, StagingFailed
 from registry.types import (
     Activation,
     AdapterManifest,
@@ -129,6 +130,8 @@ class Gateway:
         if base is None or (current is not None and current.base == base):
             return current if base is not None else None
         blob = await self.registry.read_blob(base.tokenizer_sha256)
+        if hashlib.sha256(blob).hexdigest() != base.tokenizer_sha256:
+            raise StagingFailed(f"the tokenizer's bytes do not match their digest {base.tokenizer_sha256[:12]}")
         return await asyncio.to_thread(BaseTokenizer, blob.decode(), base)
 
     def missing(self) -> list[str]:
@@ -179,9 +182,9 @@ class Gateway:
         return merge_expositions({self.config.instance: self.metrics.exposition(), **await self._fleet.metrics()})
 
     def check_integrity(self) -> None:
-        """Assert that nothing is leased when nothing is in flight."""
+        """Assert that every place on a replica belongs to an admitted prompt."""
         self.placement.check_integrity()
-        assert self.admission.num_in_flight == 0 or self.placement.num_leases > 0, repr(self)
+        assert self.placement.num_leases <= self.admission.num_in_flight, repr(self)
 
 
 def _is_served(adapter: AdapterRecord) -> bool:

@@ -1,5 +1,6 @@
 """Tokenizers, catalogs and an HTTP client for the gateway's tests."""
 
+import hashlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -62,11 +63,15 @@ def ids_of(text: str) -> tuple[int, ...]:
     return tuple(BYTES.encode(text, add_special_tokens=False).ids)
 
 
+def sha256_of(tokenizer: Tokenizer) -> str:
+    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+
+
 def digest(number: int) -> str:
     return f"{number:016x}" + "0" * 48
 
 
-TOKENIZER_SHA = digest(77)
+TOKENIZER_SHA = sha256_of(BYTES)
 
 
 def base_spec(**changes: Any) -> BaseSpec:

@@ -9,13 +9,13 @@ from router.config import RequestLimits, RouterConfig
 from router.schemas import HARMLESS
 from tests.router.support import (
     BYTES,
-    TOKENIZER_SHA,
     Stack,
     base_spec,
     delta,
     error_of,
     running,
     sentencepiece_tokenizer,
+    sha256_of,
 )
 from tests.router.test_openai_api import says
 
@@ -287,8 +287,9 @@ async def test_complaint_of_the_template_is_a_400() -> None:
 
 async def test_prompt_without_tokens_is_refused() -> None:
     stack = Stack()
-    stack.registry.blobs = {TOKENIZER_SHA: sentencepiece_tokenizer().to_str().encode()}
-    await stack.gateway.apply(delta())
+    tokenizer = sentencepiece_tokenizer()
+    stack.registry.blobs = {sha256_of(tokenizer): tokenizer.to_str().encode()}
+    await stack.gateway.apply(delta(base=base_spec(tokenizer_sha256=sha256_of(tokenizer))))
     response = await stack.complete(prompt="")
     assert (response.status_code, error_of(response)["param"]) == (400, "prompt")
     assert "no tokens" in error_of(response)["message"]

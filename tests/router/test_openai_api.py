@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from registry.errors import StagingFailed
 from registry.types import VersionState
 from replica.errors import AdapterUnavailable, EngineDead, Overloaded, ReplicaDraining
 from replica.messages import GenerateRequest, TokenChunk, TokenLogprob
@@ -662,6 +663,14 @@ async def test_apply_that_cannot_fetch_the_tokenizer_changes_nothing_and_can_be_
     stack.registry.blobs = blobs
     await stack.gateway.apply(delta())
     assert stack.gateway.missing() == []
+
+
+async def test_tokenizer_with_other_bytes_than_its_digest_is_refused() -> None:
+    stack = Stack()
+    stack.registry.blobs = {sha256: blob + b" " for sha256, blob in stack.registry.blobs.items()}
+    with pytest.raises(StagingFailed, match="do not match their digest"):
+        await stack.gateway.apply(delta())
+    assert stack.gateway.missing() == ["base", "tokenizer", "replica"]
 
 
 async def test_tokenizer_is_fetched_once_for_many_deltas() -> None:

@@ -71,7 +71,7 @@ def test_detokenizer_survives_long_runs_of_bytes_that_are_no_text(size: int) -> 
     assert longest <= 49 or size == 100
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     token_ids=st.lists(st.one_of(st.integers(0, 257), st.sampled_from(ids_of("é😀a"))), max_size=150),
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
@@ -137,7 +137,7 @@ def test_stop_matcher_holds_only_what_may_become_a_stop() -> None:
     assert matcher.flush() == "S"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     text=st.text("abc", max_size=25),
     stops=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),
