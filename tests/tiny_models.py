@@ -180,12 +180,15 @@ def make_adapter(
 
 
 def load_peft(model_folder: Path, adapter_folder: Path) -> torch.nn.Module:
-    """PEFT's own model over a fresh fp32 base, in eval mode: the oracle for parity."""
+    """PEFT's own model over a fresh fp32 base, in eval mode: the oracle for parity.
+
+    Attention is eager, which knows soft caps in every version of transformers.
+    """
     from peft import PeftModel
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+        base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32, attn_implementation="eager")
         model: torch.nn.Module = PeftModel.from_pretrained(base, adapter_folder).eval()
     return model
 

@@ -23,7 +23,7 @@ HIDDEN, HEADS, LAYERS, WIDE = 16, 2, 2, 24
 
 def write_gguf(path: Path) -> Path:
     """A tiny random Llama in GGUF, with a byte-level vocabulary."""
-    tokens = [chr(33 + index) for index in range(89)] + ['!"', "<s>", "</s>"]
+    tokens = [chr(33 + index) for index in range(88)] + ['!"', "#$", "<s>", "</s>"]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(LAYERS)
     writer.add_context_length(64)
@@ -37,7 +37,7 @@ def write_gguf(path: Path) -> Path:
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types([1] * 90 + [3, 3])
-    writer.add_token_merges(['! "'])
+    writer.add_token_merges(['! "', "# $"])
     writer.add_bos_token_id(90)
     writer.add_eos_token_id(91)
     writer.add_chat_template(CHAT_TEMPLATE)
