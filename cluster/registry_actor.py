@@ -182,6 +182,9 @@ class RegistryActor:
     async def adapter(self, name: str) -> AdapterRecord:
         return await self._run(self._registry.adapter, name)
 
+    async def replicas(self) -> tuple[ReplicaRecord, ...]:
+        return await self._run(self._registry.replicas)
+
     async def manifest(self, digest: str) -> AdapterManifest:
         return await self._run(self._registry.manifest, digest)
 

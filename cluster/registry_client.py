@@ -128,6 +128,9 @@ class ServeRegistry:
     async def adapter(self, name: str) -> AdapterRecord:
         return cast(AdapterRecord, await self._call("adapter", name))
 
+    async def replicas(self) -> tuple[ReplicaRecord, ...]:
+        return cast(tuple[ReplicaRecord, ...], await self._call("replicas"))
+
     async def manifest(self, digest: str) -> AdapterManifest:
         return cast(AdapterManifest, await self._call("manifest", digest))
 

@@ -264,6 +264,11 @@ class Registry:
                 base=records.base_spec(connection),
             )
 
+    def replicas(self) -> tuple[ReplicaRecord, ...]:
+        """Every replica with a lease and what it last reported, which the catalog does not follow report by report."""
+        with self._database.read() as connection:
+            return records.replicas(connection)
+
     def events(self, after: int, limit: int = 100) -> tuple[Event, ...]:
         """At most `limit` (up to 1000) entries of the change log after revision `after`, oldest first."""
         with self._database.read() as connection:

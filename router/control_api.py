@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from registry.errors import AdapterNotFound, Conflict
+from registry.errors import AdapterNotFound, Conflict, RegistryUnavailable
 from registry.types import ALIAS_PATTERN, LIVE_ALIAS, Activation, ActivationState, is_adapter_name
 from router.auth import Principal
 from router.errors import BadRequest, InvalidName
@@ -79,7 +79,11 @@ class ControlApi:
         return _record(await self._registry.retire(_name(request), _number(request), actor=caller.tenant))
 
     async def replicas(self, request: Request, caller: Principal) -> Response:
-        return _records(self._gateway.catalog.replicas)
+        """What the replicas last reported; the catalog's word when the registry cannot be reached."""
+        try:
+            return _records(await self._registry.replicas())
+        except RegistryUnavailable:
+            return _records(self._gateway.catalog.replicas)
 
     async def events(self, request: Request, caller: Principal) -> Response:
         after = _query_int(request, "after", 0)

@@ -22,6 +22,7 @@ from registry.types import (
     CatalogDelta,
     Event,
     PushResult,
+    ReplicaRecord,
     VersionState,
 )
 from replica.messages import GenerateRequest, TokenChunk
@@ -63,6 +64,8 @@ class RegistryClient(Protocol):
     async def adapters(self) -> Sequence[AdapterRecord]: ...
 
     async def adapter(self, name: str) -> AdapterRecord: ...
+
+    async def replicas(self) -> Sequence[ReplicaRecord]: ...
 
     async def manifest(self, digest: str) -> AdapterManifest: ...
 

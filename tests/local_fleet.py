@@ -48,6 +48,9 @@ class LocalRegistry:
     async def adapter(self, name: str) -> Any:
         return await asyncio.to_thread(self.registry.adapter, name)
 
+    async def replicas(self) -> Any:
+        return await asyncio.to_thread(self.registry.replicas)
+
     async def manifest(self, digest: str) -> AdapterManifest:
         return await asyncio.to_thread(self.registry.manifest, digest)
 

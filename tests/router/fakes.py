@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from registry.errors import AdapterNotFound
+from registry.errors import AdapterNotFound, RegistryUnavailable
 from registry.types import (
     Activation,
     ActivationState,
@@ -13,6 +13,7 @@ from registry.types import (
     AdapterRecord,
     Event,
     PushResult,
+    ReplicaRecord,
     VersionRecord,
     VersionState,
 )
@@ -76,6 +77,8 @@ class FakeRegistry:
         self.calls: list[tuple[Any, ...]] = []
         self.pushed: list[dict[str, bytes]] = []
         self.push_error: Exception | None = None
+        self.reported: Sequence[ReplicaRecord] | None = None
+        """What replicas last told the registry; None as in an outage."""
         self.end_state = ActivationState.DONE
 
     async def push(self, name: str, files: Mapping[str, Path], *, owner: str, activate: bool) -> PushResult:
@@ -110,6 +113,11 @@ class FakeRegistry:
         if name not in self.records:
             raise AdapterNotFound(f"no adapter {name!r}")
         return self.records[name]
+
+    async def replicas(self) -> Sequence[ReplicaRecord]:
+        if self.reported is None:
+            raise RegistryUnavailable("the registry cannot be reached")
+        return self.reported
 
     async def manifest(self, digest: str) -> AdapterManifest:
         return AdapterManifest(

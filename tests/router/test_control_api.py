@@ -339,7 +339,10 @@ async def test_failed_activation_is_told_and_not_counted_as_propagated() -> None
 async def test_replicas_and_events() -> None:
     async with running() as stack:
         replicas = (await stack.http.get("/v1/replicas")).json()["data"]
-        assert replicas == [replica_record(i).model_dump(mode="json") for i in (0, 1)]
+        assert replicas == [replica_record(i).model_dump(mode="json") for i in (0, 1)], "the catalog's in an outage"
+        fresh = replica_record(0).model_copy(update={"resident": ("f" * 64,)})
+        stack.registry.reported = (fresh,)
+        assert (await stack.http.get("/v1/replicas")).json()["data"] == [fresh.model_dump(mode="json")]
         events = (await stack.http.get("/v1/events", params={"after": 3, "limit": 2})).json()["data"]
         assert [event["revision"] for event in events] == [4, 5]
         for bad in ({"after": "-1"}, {"limit": "x"}, {"after": "9" * 20}):
