@@ -5,7 +5,6 @@ The load threads are replaced by a list of tasks that the machine runs one at a 
 
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from replica.adapters.waiters import Waiter, WaiterState
 from replica.adapters.weights import plan_layout
 from replica.config import MIB, AdapterCacheConfig
 from replica.errors import AdapterUnavailable, UnknownAdapter
+from tests.replica.adapters.by_hand import Tasks
 from tests.replica.adapters.made import QV, DictSource, assert_holds, make_adapter, make_sites
 
 SITES = make_sites(num_layers=1)
@@ -40,17 +40,6 @@ _FOLDER = tempfile.TemporaryDirectory()
 STORE = NodeStore(Path(_FOLDER.name), DictSource(*ADAPTERS), MIB)
 for made in ADAPTERS:
     STORE.stage(made.manifest)
-
-
-class Tasks(Executor):
-    """Runs what was submitted when it is told to."""
-
-    def __init__(self, tasks: list[Callable[[], None]]) -> None:
-        self._tasks = tasks
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self._tasks.append(lambda: fn(*args, **kwargs))
-        return Future()
 
 
 class FlakyFiles:
