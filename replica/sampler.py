@@ -1,6 +1,5 @@
 """From logits to tokens. Knows sampling settings and token histories, not requests, slots or caches."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from replica.messages import SamplingParams, TokenLogprob
 MIN_TEMPERATURE = 1e-5
 """Below this a distribution has only its mode left, and dividing by it would overflow: greedy."""
 
-FIRST_NUCLEUS_WIDTH = 256
 SEED_MASK = (1 << 63) - 1
+BLOCK = 128
+"""Weights are summed in blocks of this many before they are scanned: a scan over a whole vocabulary is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +70,72 @@ class Sampler:
     def choose(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[Chosen]:
         """One token for each row of `logits`, float32 [len(rows), vocabulary]."""
         scores = _shape(logits, rows)
-        best, token_ids = scores.max(dim=-1)
-        random_rows = [index for index, row in enumerate(rows) if not row.chooser.is_greedy]
-        if random_rows:
-            choosers = [rows[index].chooser for index in random_rows]
-            picked = torch.tensor(random_rows, device=logits.device)
-            token_ids[picked] = self._draw(scores[picked], best[picked], choosers)
+        best = scores.amax(dim=-1)
+        token_ids = self._token_ids(scores, best, [row.chooser for row in rows])
         chosen = token_ids.tolist()
         logprobs = _chosen_logprobs(logits, rows, chosen)
         finite = best.isfinite().tolist()
         return [Chosen(*each) for each in zip(chosen, finite, logprobs, strict=True)]
 
-    def _draw(self, scores: torch.Tensor, best: torch.Tensor, choosers: list[Chooser]) -> torch.Tensor:
-        """Invert the cumulative distribution at one uniform number a row: cheap, and the same in any batch."""
-        temperatures = _column([chooser.params.temperature for chooser in choosers], scores)
-        scores = (scores - best[:, None]).div_(temperatures)
-        _filter(scores, [chooser.params for chooser in choosers])
-        mass = scores.exp_().cumsum(dim=-1, dtype=torch.float64)
-        total = mass[:, -1:]
-        target = torch.minimum(self._uniform(choosers).to(mass.device) * total, total.nextafter(total.new_zeros(())))
-        return torch.searchsorted(mass, target, right=True).squeeze(-1).clamp_(max=scores.shape[-1] - 1)
+    def _token_ids(self, scores: torch.Tensor, best: torch.Tensor, choosers: Sequence[Chooser]) -> torch.Tensor:
+        drawn = [index for index, chooser in enumerate(choosers) if not chooser.is_greedy]
+        if not drawn:
+            return scores.argmax(dim=-1)
+        rows = torch.tensor(drawn, device=scores.device)
+        found = self._draw(_select(scores, rows), best[rows], [choosers[index] for index in drawn])
+        if len(drawn) == len(choosers):
+            return found
+        return scores.argmax(dim=-1).index_copy_(0, rows, found)
 
-    def _uniform(self, choosers: list[Chooser]) -> torch.Tensor:
+    def _draw(self, scores: torch.Tensor, best: torch.Tensor, choosers: Sequence[Chooser]) -> torch.Tensor:
+        """Token ids [rows]: what top_k, then top_p, then min_p leave, drawn by weight. Equal scores stay together."""
+        params = [chooser.params for chooser in choosers]
+        weights = (scores - best[:, None]).div_(_column([each.temperature for each in params], scores)).exp_()
+        _keep_top_k(weights, params)
+        total = _total(weights)
+        _drop_unlikely(weights, params)
+        token_ids = self._pick(weights, choosers)
+        pending = [index for index, each in enumerate(params) if each.top_p < 1]
+        goal = total * torch.tensor([each.top_p for each in params], dtype=torch.float64, device=total.device)
+        while pending:
+            pending = self._redraw(weights, goal, token_ids, pending, choosers)
+        return token_ids
+
+    def _redraw(
+        self,
+        weights: torch.Tensor,
+        goal: torch.Tensor,
+        token_ids: torch.Tensor,
+        pending: Sequence[int],
+        choosers: Sequence[Chooser],
+    ) -> list[int]:
+        """Draw again, in place, for those of the rows `pending` whose token is outside the nucleus; returns them.
+
+        The nucleus (Holtzman et al. 2020) is the likeliest tokens up to the one that reaches `goal`: a token is in it
+        when those above it weigh less. Rejection needs no sorting; what a rejected token rules out is not drawn again.
+        """
+        rows = torch.tensor(pending, device=weights.device)
+        part = _select(weights, rows)
+        drawn = part.gather(-1, token_ids[rows][:, None])
+        above = torch.where(part > drawn, part, part.new_zeros(()))
+        rejected = (_total(above) >= goal[rows]).nonzero().squeeze(-1)
+        again = [pending[index] for index in rejected.tolist()]
+        if again:
+            weights[rows[rejected]] = above[rejected]
+            token_ids[rows[rejected]] = self._pick(above[rejected], [choosers[index] for index in again])
+        return again
+
+    def _pick(self, weights: torch.Tensor, choosers: Sequence[Chooser]) -> torch.Tensor:
+        """Token ids [rows] by weight: one uniform number a row, looked up in the blocks' sums and then in a block."""
+        blocks = _blocks(weights)
+        sums = blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+        block, target = _search(sums, self._uniform(choosers).to(weights.device) * sums[:, -1:])
+        rest = target - torch.where(block > 0, sums.gather(-1, (block - 1).clamp_(min=0)), 0.0)
+        chosen = blocks.gather(1, block[:, :, None].expand(-1, 1, BLOCK)).squeeze(1)
+        offset, _ = _search(chosen.cumsum(dim=-1, dtype=torch.float64), rest)
+        return (block * BLOCK + offset).squeeze(-1).clamp_(max=weights.shape[-1] - 1)
+
+    def _uniform(self, choosers: Sequence[Chooser]) -> torch.Tensor:
         """Float64 [rows, 1] in [0, 1): from the choice's own stream if it is seeded, else from the shared one."""
         uniform = torch.rand(len(choosers), 1, dtype=torch.float64, generator=self._shared)
         for index, chooser in enumerate(choosers):
@@ -102,6 +146,30 @@ class Sampler:
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+
+
+def _select(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """The rows that `index`, ascending, names; no copy when it names them all."""
+    return rows if len(index) == len(rows) else rows.index_select(0, index)
+
+
+def _blocks(weights: torch.Tensor) -> torch.Tensor:
+    """[rows, blocks, BLOCK], the last block filled up with zeros."""
+    missing = -weights.shape[-1] % BLOCK
+    padded = torch.nn.functional.pad(weights, (0, missing)) if missing else weights
+    return padded.view(len(weights), -1, BLOCK)
+
+
+def _total(weights: torch.Tensor) -> torch.Tensor:
+    """Float64 [rows]: each row's sum."""
+    return _blocks(weights).sum(dim=-1).sum(dim=-1, dtype=torch.float64)
+
+
+def _search(sums: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Index [rows, 1] of the first running sum above `target`, which rounding must not lift to the last sum."""
+    total = sums[:, -1:]
+    target = torch.minimum(target, total.nextafter(total.new_zeros(())))
+    return torch.searchsorted(sums, target, right=True).clamp_(max=sums.shape[-1] - 1), target
 
 
 def _shape(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
@@ -125,7 +193,7 @@ def _shape_row(scores: torch.Tensor, row: Row) -> None:
         biased = torch.tensor(list(params.logit_bias), device=device)
         scores[biased] += torch.tensor(list(params.logit_bias.values()), dtype=scores.dtype, device=device)
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(row.tokens)), device=device)
+        seen = torch.tensor(list(set(row.tokens)), device=device)
         values = scores[seen]
         scores[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
     if params.presence_penalty or params.frequency_penalty:
@@ -135,54 +203,22 @@ def _shape_row(scores: torch.Tensor, row: Row) -> None:
         scores[used] -= torch.tensor(penalties, dtype=scores.dtype, device=device)
 
 
-def _filter(scores: torch.Tensor, params: Sequence[SamplingParams]) -> None:
-    """In place: set to -inf what top_k, then top_p, then min_p leave out. Scores have maximum 0; ties stay together."""
-    _apply(scores, params, [each.top_k > 0 for each in params], _top_k_floor)
-    _apply(scores, params, [each.top_p < 1 for each in params], _nucleus_floor)
-    _apply(scores, params, [each.min_p > 0 for each in params], _min_p_floor)
+def _keep_top_k(weights: torch.Tensor, params: Sequence[SamplingParams]) -> None:
+    """In place: no weight for what is less likely than the k-th likeliest, in the rows with `top_k`."""
+    vocab_size = weights.shape[-1]
+    picked = [index for index, each in enumerate(params) if 0 < each.top_k < vocab_size]
+    if picked:
+        rows = torch.tensor(picked, device=weights.device)
+        last = torch.tensor([params[index].top_k for index in picked], device=weights.device)[:, None] - 1
+        part = _select(weights, rows)
+        floor = part.topk(max(params[index].top_k for index in picked), dim=-1).values.gather(-1, last)
+        weights[rows] = torch.where(part < floor, part.new_zeros(()), part)
 
 
-def _apply(scores: torch.Tensor, params: Sequence[SamplingParams], wanted: list[bool], floor: "_Floor") -> None:
-    picked = [index for index, want in enumerate(wanted) if want]
-    if len(picked) == len(params):
-        scores.masked_fill_(scores < floor(scores, params), -math.inf)
-    elif picked:
-        index = torch.tensor(picked, device=scores.device)
-        part = scores[index]
-        lowest = floor(part, [params[each] for each in picked])
-        scores[index] = part.masked_fill_(part < lowest, -math.inf)
-
-
-class _Floor(Protocol):
-    """The lowest score that stays, [rows, 1], for scores [rows, vocabulary]."""
-
-    def __call__(self, scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor: ...
-
-
-def _top_k_floor(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    sizes = [min(each.top_k, scores.shape[-1]) for each in params]
-    last = torch.tensor(sizes, device=scores.device)[:, None] - 1
-    return scores.topk(max(sizes), dim=-1).values.gather(-1, last)
-
-
-def _nucleus_floor(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """The score of the token with which the most likely ones reach `top_p` (Holtzman et al. 2020).
-
-    A few hundred tokens nearly always do; the search widens only when they do not, since sorting a vocabulary is slow.
-    """
-    goal = scores.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
-    goal *= torch.tensor([each.top_p for each in params], dtype=torch.float64, device=scores.device)[:, None]
-    vocab_size, width = scores.shape[-1], FIRST_NUCLEUS_WIDTH
-    while True:
-        top = scores.topk(min(width, vocab_size), dim=-1).values
-        short = top.exp().cumsum(dim=-1, dtype=torch.float64) < goal
-        if width >= vocab_size or not bool(short[:, -1].any()):
-            return top.gather(-1, short.sum(dim=-1, keepdim=True).clamp_(max=top.shape[-1] - 1))
-        width *= 8
-
-
-def _min_p_floor(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    return _column([math.log(each.min_p) for each in params], scores)
+def _drop_unlikely(weights: torch.Tensor, params: Sequence[SamplingParams]) -> None:
+    """In place: no weight below `min_p`; the likeliest weighs 1."""
+    if any(each.min_p for each in params):
+        weights.masked_fill_(weights < _column([each.min_p for each in params], weights), 0.0)
 
 
 def _chosen_logprobs(logits: torch.Tensor, rows: Sequence[Row], chosen: list[int]) -> list[TokenLogprob | None]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.messages import SamplingParams
-from replica.sampler import FIRST_NUCLEUS_WIDTH, Chooser, Sampler, token_logprobs
+from replica.sampler import BLOCK, Chooser, Sampler, token_logprobs
 
 VOCAB_SIZE = 40
 
@@ -143,15 +143,25 @@ def test_minus_infinity_is_never_drawn() -> None:
     assert all(each.is_finite for each in chosen)
 
 
-@pytest.mark.parametrize("top_p", [0.1, 0.9, 0.999999])
-def test_a_flat_distribution_widens_the_nucleus(top_p: float) -> None:
-    vocab_size = FIRST_NUCLEUS_WIDTH * 20
+@pytest.mark.parametrize("vocab_size", [BLOCK - 1, BLOCK, 5 * BLOCK + 3])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.999999, 1.0])
+def test_a_flat_distribution_over_many_blocks(top_p: float, vocab_size: int) -> None:
     logits = logits_of(1, vocab_size=vocab_size, scale=0.5)
     expected = plain_distribution(logits[0], row(top_p=top_p))
-    num_draws = 300
+    num_draws = 4000
     chosen = Sampler(seed=0).choose(logits.expand(num_draws, -1), [row(top_p=top_p)] * num_draws)
-    assert all(expected[each.token_id] > 0 for each in chosen)
-    assert len({each.token_id for each in chosen}) > FIRST_NUCLEUS_WIDTH * top_p / 4
+    seen = np.bincount([each.token_id for each in chosen], minlength=vocab_size) / num_draws
+    assert not seen[expected == 0].any()
+    deviation = np.sqrt(np.maximum(expected * (1 - expected), 1 / num_draws) / num_draws)
+    assert (np.abs(seen - expected) < 5.5 * deviation).all()
+
+
+def test_equal_scores_stay_together() -> None:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[0, :6] = 5.0
+    for fields in ({"top_k": 2}, {"top_p": 0.2}, {"min_p": 0.9}):
+        chosen = Sampler(seed=0).choose(logits.expand(400, -1), [row(**fields)] * 400)
+        assert {each.token_id for each in chosen} == set(range(6)), fields
 
 
 def test_seeds_repeat_and_differ() -> None:
