@@ -70,7 +70,10 @@ class PackedRunner:
 
         Streams that share an adapter must be neighbours, as in the engine. `lora` False leaves the segments out.
         """
-        token_ids, positions, spans, last_rows = [], [], [], []
+        token_ids: list[int] = []
+        positions: list[int] = []
+        spans: list[SequenceSpan] = []
+        last_rows: list[int] = []
         for stream, n in work:
             token_ids += stream.tokens[stream.cached : stream.cached + n]
             positions += range(stream.cached, stream.cached + n)
