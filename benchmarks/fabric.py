@@ -29,7 +29,6 @@ from benchmarks.paced_fleet import STEP_S, load_paced  # noqa: E402
 from benchmarks.provenance import save  # noqa: E402
 from replica.config import AdapterCacheConfig, ModelConfig, ReplicaConfig  # noqa: E402
 from replica.messages import GenerateRequest, SamplingParams  # noqa: E402
-from replica.model.base_files import base_name  # noqa: E402
 from replica.replica import Replica  # noqa: E402
 from tests.fleet_process import FleetProcess  # noqa: E402
 from tests.tiny_models import make_model  # noqa: E402
@@ -118,7 +117,7 @@ async def one_stream(port: int, body: bytes) -> int:
 
 
 async def throughput(base: str, rounds: int, num_tokens: int) -> dict[str, Any]:
-    model = base_name(ModelConfig(base=base))
+    model = ModelConfig(base=base).base_name
     with FleetProcess(base, num_replicas=1) as fleet:
         async with engine(base) as replica:
             pairs = []

@@ -8,10 +8,9 @@ from ray.serve.config import RequestRouterConfig
 
 from cluster.affinity_router import AffinityRouter
 from cluster.config import ActorOptions, FleetConfig, load_fleet, load_registry
-from cluster.deployments import GatewayDeployment, ReplicaDeployment, ReplicaFactory
+from cluster.gateway_deployment import GatewayDeployment
 from cluster.registry_actor import RegistryActor
-from replica.model.base_files import base_name
-from replica.replica import Replica
+from cluster.replica_deployment import ReplicaDeployment, ReplicaFactory, torch_replica
 
 HEALTH_PERIOD_S = 2.0
 HEALTH_TIMEOUT_S = 10.0
@@ -35,7 +34,7 @@ def build_fleet(args: dict[str, Any]) -> Application:
     return fleet(load_fleet(args))
 
 
-def fleet(config: FleetConfig, replica_factory: ReplicaFactory = Replica) -> Application:
+def fleet(config: FleetConfig, replica_factory: ReplicaFactory = torch_replica) -> Application:
     """As `build_fleet`, with another engine behind the same protocol when `replica_factory` is given."""
     replicas = serve.deployment(
         name="Replica",
@@ -49,7 +48,7 @@ def fleet(config: FleetConfig, replica_factory: ReplicaFactory = Replica) -> App
         health_check_period_s=HEALTH_PERIOD_S,
         **options(config, config.gateways),
     )(serve.ingress()(GatewayDeployment))
-    base_names = (base_name(config.replica.model),)
+    base_names = (config.replica.model.base_name,)
     return gateways.bind(config, base_names, replicas.bind(config, replica_factory))
 
 

@@ -1,9 +1,9 @@
 """Configuration of a fleet: strict models, the same in a Serve YAML's `args`, in the environment and in code.
 
-The fleet application takes a FleetConfig, the registry application a RegistryConfig, so that a change to the fleet leaves
-the registry running. Environment variables start with `LORAFLEET_`, nest with two underscores
-(`LORAFLEET_REPLICA__ADAPTERS__MAX_SLOTS=12`) and win over the YAML file. A misspelt key or variable is an error, because
-Serve itself ignores what it does not know.
+The fleet application takes a FleetConfig, the registry application a RegistryConfig, so that a change to the fleet
+leaves the registry running. Environment variables start with `LORAFLEET_`, nest with two underscores
+(`LORAFLEET_REPLICA__ADAPTERS__MAX_SLOTS=12`) and win over the YAML file. A misspelt key or variable is an error,
+because Serve itself ignores what it does not know.
 """
 
 import os

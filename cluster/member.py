@@ -8,9 +8,16 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from cluster.registry_actor import ReplicaReport
 from registry.errors import JoinRefused, RegistryError, RegistryUnavailable
-from registry.types import AdapterManifest, AdapterRecord, BaseSpec, CatalogDelta, ReplicaRecord, VersionState
+from registry.types import (
+    AdapterManifest,
+    AdapterRecord,
+    BaseSpec,
+    CatalogDelta,
+    ReplicaRecord,
+    ReplicaReport,
+    VersionState,
+)
 
 logger = logging.getLogger("lorafleet.member")
 RETRY_S = 0.5

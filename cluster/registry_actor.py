@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
-
 from registry.config import RegistryConfig
 from registry.errors import AdapterNotFound, LimitExceeded
 from registry.service import Registry
@@ -26,23 +24,12 @@ from registry.types import (
     Event,
     PushResult,
     ReplicaRecord,
+    ReplicaReport,
 )
 from registry.watch import Watch
 
 logger = logging.getLogger("lorafleet.registry")
 Result = TypeVar("Result")
-
-
-class ReplicaReport(BaseModel):
-    """What a replica says of itself when it follows the registry: it renews the lease and acknowledges."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    replica_id: str
-    revision: int
-    staged: tuple[str, ...]
-    resident: tuple[str, ...] = ()
-    failed: dict[str, str] = {}
 
 
 class RegistryActor:

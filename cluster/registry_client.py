@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from cluster.registry_actor import ReplicaReport
 from cluster.serve_calls import MemberLost, call
 from registry.errors import RegistryUnavailable
 from registry.types import (
@@ -17,6 +16,7 @@ from registry.types import (
     Event,
     PushResult,
     ReplicaRecord,
+    ReplicaReport,
 )
 
 PIECE_BYTES = 1024 * 1024

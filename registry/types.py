@@ -173,6 +173,16 @@ class ReplicaRecord(Record):
     """Digest -> why it could not be staged."""
 
 
+class ReplicaReport(Record):
+    """What a replica says of itself when it renews its lease: what it acts upon, holds, and could not stage."""
+
+    replica_id: str
+    revision: int
+    staged: tuple[Digest, ...]
+    resident: tuple[Digest, ...] = ()
+    failed: dict[str, str] = Field(default_factory=dict)
+
+
 class CatalogDelta(Record):
     """What changed in the catalog after some revision; with `full`, everything there is.
 

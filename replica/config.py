@@ -1,11 +1,13 @@
 """Configuration of one replica: the base model, the adapter tiers and the scheduler."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 MIB = 1024 * 1024
+QUANTISATION_SUFFIX = re.compile(r"[.-](?:I?Q\d\w*|T?Q\d_\w+|F16|F32|BF16|MXFP4\w*)$", re.IGNORECASE)
 
 
 class Settings(BaseModel):
@@ -29,6 +31,13 @@ class ModelConfig(Settings):
     context_length: int | None = Field(default=None, ge=16)
     num_threads: int | None = Field(default=None, ge=1)
     cache_dir: Path = Path("~/.cache/lorafleet")
+
+    @property
+    def base_name(self) -> str:
+        """The name clients use: `name`, or the last part of `base` (of a GGUF file, without its quantisation)."""
+        last = Path(self.base).name
+        is_gguf = last.lower().endswith(".gguf")
+        return self.name or (QUANTISATION_SUFFIX.sub("", last[: -len(".gguf")]) if is_gguf else last)
 
 
 class AdapterCacheConfig(Settings):

@@ -10,11 +10,10 @@ from typing import Any
 import httpx
 
 from cluster.member import Member
-from cluster.registry_actor import ReplicaReport
 from registry.catalog import Catalog
 from registry.config import RegistryConfig
 from registry.service import Registry
-from registry.types import AdapterManifest, BaseSpec, CatalogDelta, ReplicaRecord
+from registry.types import AdapterManifest, BaseSpec, CatalogDelta, ReplicaRecord, ReplicaReport
 from registry.watch import Watch
 from replica.config import ReplicaConfig
 from replica.messages import GenerateRequest, TokenChunk

@@ -1,6 +1,8 @@
 """Who may import whom, read from the sources."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +52,13 @@ def test_imports_keep_to_the_folders(path: Path) -> None:
             pytest.fail(f"{relative} imports {name}")
         if top in ONLY_IN and not str(relative).startswith(f"{ONLY_IN[top]}/"):
             pytest.fail(f"{relative} imports {name}; only {ONLY_IN[top]}/ may")
+
+
+def test_only_replicas_load_torch() -> None:
+    """Gateways, the registry and Serve's build tasks import the applications; that must not cost them the engine."""
+    code = "import sys, cluster.app; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("folder", [path.parent for path in SOURCES if path.name == "__init__.py"], ids=str)

@@ -15,7 +15,6 @@ import torch
 from replica.config import ModelConfig
 from replica.errors import ModelError
 
-QUANTISATION_SUFFIX = re.compile(r"[.-](?:I?Q\d\w*|T?Q\d_\w+|F16|F32|BF16|MXFP4\w*)$", re.IGNORECASE)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 
@@ -35,16 +34,6 @@ def resolve_dtype(config: ModelConfig) -> DType:
     if config.dtype != "auto":
         return config.dtype
     return "bfloat16" if resolve_device(config).type == "cuda" else "float32"
-
-
-def base_name(config: ModelConfig) -> str:
-    """The name clients use: `config.name`, or the last part of `base` (of a GGUF file, without its quantisation)."""
-    if config.name is not None:
-        return config.name
-    last = Path(config.base).name
-    if last.lower().endswith(".gguf"):
-        return QUANTISATION_SUFFIX.sub("", last[: -len(".gguf")])
-    return last
 
 
 def resolve_base(config: ModelConfig) -> Path:

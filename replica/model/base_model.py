@@ -12,7 +12,7 @@ from replica.config import ModelConfig
 from replica.errors import ModelError
 from replica.model.architecture import AttentionProbe, check_layers, find_sites, pin_rope, refuse_config
 from replica.model.attention_plan import AttentionPlan
-from replica.model.base_files import base_name, resolve_base, resolve_device, resolve_dtype
+from replica.model.base_files import resolve_base, resolve_device, resolve_dtype
 from replica.model.base_spec import build_spec, module_specs, read_tokenizer
 from replica.model.batch import ForwardBatch, Site
 from replica.model.lora_linear import LoraLinear, LoraStep
@@ -65,7 +65,7 @@ class BaseModel:
         tokenizer = read_tokenizer(folder)
         weights = {site.path: model.get_submodule(site.path).weight for site in sites}
         spec = build_spec(
-            base_name(config),
+            config.base_name,
             model,
             module_specs(sites, weights),
             tokenizer,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from replica.config import ModelConfig
 from replica.errors import ModelError
 from replica.model import base_files
-from replica.model.base_files import base_name, resolve_base, resolve_device, resolve_dtype
+from replica.model.base_files import resolve_base, resolve_device, resolve_dtype
 from tests.replica.model.conftest import ModelFolder
 from tests.replica.model.packed import load_base
 from tests.tiny_models import CHAT_TEMPLATE
@@ -84,11 +84,11 @@ def config_of(base: Path | str, **fields: object) -> ModelConfig:
     ],
 )
 def test_base_name_is_the_last_part_without_quantisation(base: str, name: str) -> None:
-    assert base_name(ModelConfig(base=base)) == name
+    assert ModelConfig(base=base).base_name == name
 
 
 def test_configured_name_wins() -> None:
-    assert base_name(ModelConfig(base="/x/y.gguf", name="house-model")) == "house-model"
+    assert ModelConfig(base="/x/y.gguf", name="house-model").base_name == "house-model"
 
 
 def test_folder_resolves_to_itself(model_folder: ModelFolder) -> None:

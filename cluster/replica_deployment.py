@@ -1,14 +1,15 @@
-"""The Serve deployments: a replica and a gateway, each a plain class with a life in the fleet around it."""
+"""The replica's Serve deployment: a plain Replica with a life in the fleet around it.
+
+The engine is imported when a replica starts, so that no other process of the fleet loads torch.
+"""
 
 import asyncio
-import logging
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
-from fastapi import FastAPI
 from ray import serve
 
 from cluster.channel import Batch, Outbox
@@ -16,20 +17,23 @@ from cluster.config import FleetConfig
 from cluster.member import Member
 from cluster.registry_client import ServeRegistry
 from cluster.serve_calls import MemberLost
-from cluster.serve_fleet import ServeFleet
-from registry.catalog import Catalog
 from registry.errors import RegistryError
-from registry.types import AdapterManifest, CatalogDelta
+from registry.types import AdapterManifest
 from replica.config import ReplicaConfig
 from replica.errors import EngineDead
 from replica.messages import GenerateRequest, ReplicaStatus
-from replica.replica import Replica
-from router.app import create_app
-from router.gateway import Gateway
 
-logger = logging.getLogger("lorafleet")
-RETRY_S = 0.5
-ReplicaFactory = Callable[[ReplicaConfig, Any], Replica]
+if TYPE_CHECKING:
+    from replica.replica import Replica
+
+ReplicaFactory = Callable[[ReplicaConfig, Any], "Replica"]
+
+
+def torch_replica(config: ReplicaConfig, source: Any) -> "Replica":
+    """The engine on transformers and torch."""
+    from replica.replica import Replica
+
+    return Replica(config, source)
 
 
 class RegistrySource:
@@ -51,7 +55,7 @@ class RegistrySource:
 class ReplicaDeployment:
     """One base model in the fleet. Calls name it by `replica_id`, and one that is meant for another is refused."""
 
-    def __init__(self, config: FleetConfig, replica_factory: ReplicaFactory = Replica) -> None:
+    def __init__(self, config: FleetConfig, replica_factory: ReplicaFactory = torch_replica) -> None:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
@@ -135,7 +139,7 @@ class ReplicaDeployment:
 class ReplicaStager:
     """`cluster.member.Stager` over a Replica."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: "Replica") -> None:
         self._replica = replica
 
     async def stage(self, manifest: AdapterManifest) -> None:
@@ -149,50 +153,3 @@ class ReplicaStager:
 
     def resident(self) -> Sequence[str]:
         return self._replica.status().resident
-
-
-class GatewayDeployment:
-    """The HTTP face. It follows the registry's catalog and serves on from the last one when the registry is down."""
-
-    def __init__(self, config: FleetConfig, base_names: tuple[str, ...], replicas: Any) -> None:
-        self._config = config
-        self._gateway_id = serve.get_replica_context().replica_id.unique_id
-        self._registry = ServeRegistry(serve.get_deployment_handle("RegistryActor", app_name=config.registry_app))
-        self._fleet = ServeFleet(replicas, self._gateway_id)
-        self._catalog = Catalog(base_names)
-        self._gateway = Gateway(config.router, self._catalog, self._fleet, self._registry)
-        self._following = asyncio.get_running_loop().create_task(self._follow())
-
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._gateway)
-
-    async def _follow(self) -> None:
-        """Keep the catalog current for ever; each call acknowledges what was applied before it."""
-        while True:
-            try:
-                delta = await self._registry.follow_gateway(
-                    self._gateway_id, self._catalog.revision, self._config.watch_timeout_s
-                )
-                if delta is not None:
-                    await self._apply(delta)
-            except RegistryError as error:
-                logger.warning("catalog: %s; serving on from revision %d", error.message, self._catalog.revision)
-                await asyncio.sleep(RETRY_S)
-            except Exception:
-                logger.exception("the gateway could not apply a change; it asks again")
-                await asyncio.sleep(RETRY_S)
-
-    async def _apply(self, delta: CatalogDelta) -> None:
-        await self._gateway.apply(delta)
-        self._fleet.follow(frozenset(replica.replica_id for replica in self._catalog.replicas))
-
-    def check_health(self) -> None:
-        if self._following.done():
-            raise RuntimeError("the gateway no longer follows the catalog")
-
-    async def __del__(self) -> None:
-        self._following.cancel()
-        try:
-            await self._registry.leave_gateway(self._gateway_id)
-        except RegistryError as error:
-            logger.warning("could not leave: %s", error.message)

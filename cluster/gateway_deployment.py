@@ -1,0 +1,67 @@
+"""The gateway's Serve deployment: the plain Gateway, following the registry's catalog."""
+
+import asyncio
+import logging
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+
+from cluster.config import FleetConfig
+from cluster.registry_client import ServeRegistry
+from cluster.serve_fleet import ServeFleet
+from registry.catalog import Catalog
+from registry.errors import RegistryError
+from registry.types import CatalogDelta
+from router.app import create_app
+from router.gateway import Gateway
+
+logger = logging.getLogger("lorafleet.gateway")
+RETRY_S = 0.5
+
+
+class GatewayDeployment:
+    """The HTTP face. It follows the registry's catalog and serves on from the last one when the registry is down."""
+
+    def __init__(self, config: FleetConfig, base_names: tuple[str, ...], replicas: Any) -> None:
+        self._config = config
+        self._gateway_id = serve.get_replica_context().replica_id.unique_id
+        self._registry = ServeRegistry(serve.get_deployment_handle("RegistryActor", app_name=config.registry_app))
+        self._fleet = ServeFleet(replicas, self._gateway_id)
+        self._catalog = Catalog(base_names)
+        self._gateway = Gateway(config.router, self._catalog, self._fleet, self._registry)
+        self._following = asyncio.get_running_loop().create_task(self._follow())
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return create_app(self._gateway)
+
+    async def _follow(self) -> None:
+        """Keep the catalog current for ever; each call acknowledges what was applied before it."""
+        while True:
+            try:
+                delta = await self._registry.follow_gateway(
+                    self._gateway_id, self._catalog.revision, self._config.watch_timeout_s
+                )
+                if delta is not None:
+                    await self._apply(delta)
+            except RegistryError as error:
+                logger.warning("catalog: %s; serving on from revision %d", error.message, self._catalog.revision)
+                await asyncio.sleep(RETRY_S)
+            except Exception:
+                logger.exception("the gateway could not apply a change; it asks again")
+                await asyncio.sleep(RETRY_S)
+
+    async def _apply(self, delta: CatalogDelta) -> None:
+        await self._gateway.apply(delta)
+        self._fleet.follow(frozenset(replica.replica_id for replica in self._catalog.replicas))
+
+    def check_health(self) -> None:
+        if self._following.done():
+            raise RuntimeError("the gateway no longer follows the catalog")
+
+    async def __del__(self) -> None:
+        self._following.cancel()
+        try:
+            await self._registry.leave_gateway(self._gateway_id)
+        except RegistryError as error:
+            logger.warning("could not leave: %s", error.message)
