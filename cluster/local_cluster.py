@@ -3,16 +3,20 @@
 usage: python -m cluster.local_cluster CONFIG.yaml        (as `serve run --app-dir . CONFIG.yaml`)
 """
 
+import os
 import sys
 
-import ray
-from ray._common.network_utils import get_localhost_ip
-from ray.serve.scripts import cli
+# Read when Ray is imported: a Ray that forms no cluster of several machines takes the loopback address as its own, and
+# its servers then listen there alone.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
+import ray  # noqa: E402
+from ray.serve.scripts import cli  # noqa: E402
 
 
 def main(config: str) -> None:
     """Start Ray on this machine's loopback address, then hand over to Serve's own command until it is interrupted."""
-    ray.init(address="local", namespace="serve", include_dashboard=False, _node_ip_address=get_localhost_ip())
+    ray.init(address="local", namespace="serve", include_dashboard=False)
     cli(["run", "--app-dir", ".", config])
 
 
