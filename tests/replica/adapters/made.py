@@ -104,8 +104,9 @@ def describe(tensors: Mapping[str, torch.Tensor], sites: Sequence[Site], rank: i
 
 def _info(key: str, tensor: torch.Tensor) -> TensorInfo:
     raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
-    dtype = next(name for name, dtype in DTYPES.items() if dtype is tensor.dtype)
-    return TensorInfo(key=key, dtype=dtype, shape=tuple(tensor.shape), sha256=hashlib.sha256(raw).hexdigest())
+    fields = {"key": key, "shape": tuple(tensor.shape), "sha256": hashlib.sha256(raw).hexdigest()}
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    return TensorInfo.model_validate({**fields, "dtype": names[tensor.dtype]})
 
 
 def assert_holds(

@@ -1,6 +1,6 @@
 """Extents: best fit, and compaction that moves little and never what is fixed."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.adapters.extents import Extent, ExtentMap
@@ -47,6 +47,7 @@ def test_fixed_extent_is_not_moved() -> None:
     assert extents.plan_moves(2, fixed={3}) is not None
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_any_history_keeps_extents_apart_and_compaction_opens_all_free_space(data: st.DataObject) -> None:
     extents = ExtentMap(64)
