@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -107,6 +107,8 @@ class RegistryMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self._open()
         self.registry.publish_base(BASE, actor="r")
+        for replica in REPLICAS[:2]:
+            self.join(replica, set())
 
     def _open(self) -> None:
         self.registry = open_registry(
@@ -220,6 +222,7 @@ class RegistryMachine(RuleBasedStateMachine):
         assert (record is None) is (replica not in self.model.members)
         if record is not None:
             self.model.members[replica] = Member(record.ring_id, self.clock.now_s + TTL_S, staged, failed)
+        self.advance()
 
     @precondition(lambda self: self.model.members)
     @rule(replica=replicas)
@@ -298,5 +301,9 @@ class RegistryMachine(RuleBasedStateMachine):
 
 TestRegistryMachine = RegistryMachine.TestCase
 TestRegistryMachine.settings = settings(
-    max_examples=10, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=12,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )
