@@ -2,9 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-CACHE ?= $(HOME)/.cache/lorafleet
+CACHE := $(HOME)/.cache/lorafleet
 URL ?= http://127.0.0.1:8000
-export LORAFLEET_CACHE := $(CACHE)
 
 .PHONY: help install base serve demo test lint bench-cpu soak clean
 

@@ -11,22 +11,31 @@ from cluster.config import ActorOptions, FleetConfig, load_fleet, load_registry
 from cluster.gateway_deployment import GatewayDeployment
 from cluster.registry_actor import RegistryActor
 from cluster.replica_deployment import ReplicaDeployment, ReplicaFactory, torch_replica
+from registry.config import RegistryConfig
 
 HEALTH_PERIOD_S = 2.0
 HEALTH_TIMEOUT_S = 10.0
+HEAD_NODE = "node:__internal_head__"
 
 
 def build_registry(args: dict[str, Any]) -> Application:
     """The registry application: one actor that outlives every redeploy of the fleet."""
+    config = load_registry(args)
     deployment = serve.deployment(
         name="RegistryActor",
         num_replicas=1,
         max_ongoing_requests=10_000,
         graceful_shutdown_timeout_s=10,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, **place(config)},
         health_check_period_s=HEALTH_PERIOD_S,
     )(RegistryActor)
-    return deployment.bind(load_registry(args))
+    return deployment.bind(config)
+
+
+def place(config: RegistryConfig) -> dict[str, Any]:
+    """SQLite's file and a blob folder are on one node, so an actor that uses them stays on the head node."""
+    is_local = config.database.startswith("sqlite") or "://" not in config.blobs
+    return {"resources": {HEAD_NODE: 0.001}} if is_local else {}
 
 
 def build_fleet(args: dict[str, Any]) -> Application:

@@ -19,7 +19,7 @@ from router.config import RouterConfig
 
 ENV_PREFIX = "LORAFLEET_"
 REGISTRY_SECTION = "registry"
-CLIENT_VARIABLES = frozenset({"LORAFLEET_URL", "LORAFLEET_API_KEY", "LORAFLEET_BASE", "LORAFLEET_CACHE"})
+CLIENT_VARIABLES = frozenset({"LORAFLEET_URL", "LORAFLEET_API_KEY", "LORAFLEET_BASE"})
 """Variables of the command line and of the tests, which are no configuration of the fleet."""
 
 
@@ -51,7 +51,7 @@ class FleetConfig(BaseModel):
     max_ongoing_requests: int = Field(default=4096, ge=1)
     """What Serve lets through to one replica; the engine admits for itself."""
     drain_timeout_s: float = Field(default=600.0, gt=0)
-    watch_timeout_s: float = Field(default=2.0, gt=0, le=30)
+    watch_timeout_s: float = Field(default=2.0, gt=0, le=5)
     channel_linger_s: float = Field(default=2.0, gt=0)
     """How long a gateway's token channel stays open with nothing in flight; a drain waits that long."""
 
@@ -80,17 +80,25 @@ def validate(model: type[Model], values: Mapping[str, Any]) -> Model:
 
 
 def environment_overrides(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The nested settings that `LORAFLEET_*` variables spell; values are parsed as YAML scalars."""
+    """The nested settings that `LORAFLEET_*` variables spell; values are YAML. Raises ConfigError."""
     overrides: dict[str, Any] = {}
-    for variable, text in environ.items():
-        if not variable.startswith(ENV_PREFIX) or variable in CLIENT_VARIABLES:
-            continue
-        *parents, leaf = variable.removeprefix(ENV_PREFIX).lower().split("__")
-        node = overrides
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = yaml.safe_load(text)
+    for variable, text in sorted(environ.items()):
+        if variable.startswith(ENV_PREFIX) and variable not in CLIENT_VARIABLES:
+            _set(overrides, variable, text)
     return overrides
+
+
+def _set(overrides: dict[str, Any], variable: str, text: str) -> None:
+    *parents, leaf = variable.removeprefix(ENV_PREFIX).lower().split("__")
+    node = overrides
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"{variable}: another variable sets {parent!r} as a whole; set one or the other")
+    try:
+        node[leaf] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"{variable}: {text!r} is no YAML value; quote it") from None
 
 
 def merge(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

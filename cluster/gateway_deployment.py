@@ -29,7 +29,8 @@ class GatewayDeployment:
         self._registry = ServeRegistry(serve.get_deployment_handle("RegistryActor", app_name=config.registry_app))
         self._fleet = ServeFleet(replicas, self._gateway_id)
         self._catalog = Catalog(base_names)
-        self._gateway = Gateway(config.router, self._catalog, self._fleet, self._registry)
+        router = config.router.model_copy(update={"instance": f"{config.router.instance}-{self._gateway_id}"})
+        self._gateway = Gateway(router, self._catalog, self._fleet, self._registry)
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -10,8 +10,8 @@ import sys
 # its servers then listen there alone.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
-import ray  # noqa: E402
-from ray.serve.scripts import cli  # noqa: E402
+import ray
+from ray.serve.scripts import cli
 
 
 def main(config: str) -> None:

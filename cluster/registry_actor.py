@@ -7,13 +7,14 @@ import asyncio
 import logging
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from registry.config import RegistryConfig
-from registry.errors import AdapterNotFound, LimitExceeded
+from registry.errors import LimitExceeded, RegistryUnavailable
 from registry.service import Registry
 from registry.types import (
     Activation,
@@ -30,6 +31,7 @@ from registry.watch import Watch
 
 logger = logging.getLogger("lorafleet.registry")
 Result = TypeVar("Result")
+ABANDONED_S = 6 * 3600.0
 
 
 class RegistryActor:
@@ -40,6 +42,8 @@ class RegistryActor:
         self._registry = Registry.open(config)
         self._watch = Watch(self._registry)
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="registry")
+        self._spool = config.data_dir.expanduser() / "uploads"
+        self._spool.mkdir(parents=True, exist_ok=True)
         self._uploads: dict[str, Path] = {}
         self._tick_s = tick_s
         self._clockwork: asyncio.Task[None] | None = None
@@ -130,12 +134,13 @@ class RegistryActor:
         return await self._run(self._registry.blobs.size, sha256)
 
     async def begin_upload(self) -> str:
-        folder = Path(await self._run(tempfile.mkdtemp, prefix="lorafleet-upload-"))
+        await self._run(remove_abandoned, self._spool)
+        folder = Path(await self._run(tempfile.mkdtemp, dir=self._spool))
         self._uploads[folder.name] = folder
         return folder.name
 
     async def append_upload(self, upload_id: str, name: str, offset: int, data: bytes) -> None:
-        """Write a piece of one file of an upload. Raises AdapterNotFound when the actor restarted in between."""
+        """Write a piece of one file of an upload. Raises RegistryUnavailable when the actor restarted in between."""
         folder = self._upload(upload_id)
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
@@ -153,7 +158,7 @@ class RegistryActor:
     def _upload(self, upload_id: str) -> Path:
         folder = self._uploads.get(upload_id)
         if folder is None:
-            raise AdapterNotFound(f"upload {upload_id} is unknown here; send it again")
+            raise RegistryUnavailable(f"upload {upload_id} was lost when the registry restarted; send it again")
         return folder
 
     # Control.
@@ -207,3 +212,10 @@ def write_piece(path: Path, offset: int, data: bytes) -> None:
     with path.open("r+b" if path.exists() else "wb") as file:
         file.seek(offset)
         file.write(data)
+
+
+def remove_abandoned(spool: Path) -> None:
+    """Delete uploads that no actor can still be receiving; what a killed actor left behind is found here."""
+    for folder in spool.iterdir():
+        if time.time() - folder.stat().st_mtime > ABANDONED_S:
+            shutil.rmtree(folder, ignore_errors=True)

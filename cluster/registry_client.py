@@ -21,6 +21,9 @@ from registry.types import (
 
 PIECE_BYTES = 1024 * 1024
 ANSWER_S = 30.0
+PUSH_S = 600.0
+"""An upload of gigabytes is hashed and checked tensor by tensor before it is answered."""
+
 RETRY_DELAYS_S = (0.2, 0.5, 1.0, 2.0)
 
 
@@ -118,7 +121,7 @@ class ServeRegistry:
         try:
             for file_name, path in files.items():
                 await self._send_file(upload_id, file_name, path)
-            return cast(PushResult, await self._call("push", upload_id, name, owner, activate))
+            return cast(PushResult, await self._call("push", upload_id, name, owner, activate, within_s=PUSH_S))
         finally:
             await self._call("drop_upload", upload_id)
 

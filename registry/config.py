@@ -19,7 +19,7 @@ class RegistryConfig(BaseModel):
     data_dir: Path = Path("data")
     database_url: str | None = None
     blobs_url: str | None = None
-    max_rank: int = Field(default=256, ge=1, le=4096)
+    max_rank: int = Field(default=256, ge=1, le=256)
     max_adapter_bytes: int = Field(default=2048 * MIB, ge=1)
     max_config_bytes: int = Field(default=MIB, ge=1)
     max_files: int = Field(default=128, ge=1)

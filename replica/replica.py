@@ -82,9 +82,12 @@ class Replica:
         self._cache = AdapterCache.build(
             self._config.adapters, self._store, model.sites, model.device, model.dtype, observer=self._metrics
         )
-        self._limits = RequestLimits(model.vocab_size, model.context_length, num_blocks, block_size)
+        # What one sequence can ever hold here; clients that leave max_tokens out get the rest of it.
+        context_length = min(model.context_length, num_blocks * block_size)
+        self._limits = RequestLimits(model.vocab_size, context_length, num_blocks, block_size)
         self._engine = self._start(model, num_blocks)
-        self.spec, self.tokenizer_json = model.spec, model.tokenizer_json
+        self.spec = model.spec.model_copy(update={"context_length": context_length})
+        self.tokenizer_json = model.tokenizer_json
         return self.spec
 
     def _start(self, model: Model, num_blocks: int) -> Engine:

@@ -22,6 +22,8 @@ class PlacementConfig(Settings):
     load_factor: float = Field(default=1.5, ge=1)
     min_load_bound: int = Field(default=10, ge=1)
     home_factor: float = Field(default=1.1, ge=1)
+    suspect_s: float = Field(default=2.0, ge=0)
+    """How long a replica that was found gone or draining is asked last."""
     max_tries: int = Field(default=3, ge=1, le=16)
     """Replicas asked before a request's first token until the error is the client's."""
 

@@ -12,6 +12,9 @@ from router.placement import Placement
 RETRYABLE = (ReplicaGone, ReplicaDraining, EngineDead, Overloaded, UnknownAdapter)
 """Errors of one replica that another may not have; safe to retry while no token has been seen."""
 
+LEAVING = (ReplicaGone, ReplicaDraining, EngineDead)
+"""Errors that say the replica will not be back soon."""
+
 Item = TypeVar("Item")
 
 
@@ -74,7 +77,9 @@ class Dispatch:
                             yield chunks
                     return
             except RETRYABLE as error:
-                tried[self._replica_id or ""] = error
+                tried[lease.replica_id] = error
+                if isinstance(error, LEAVING):
+                    self._placement.suspect(lease.replica_id)
                 if started or len(tried) >= self._max_tries:
                     raise
             except NoReplica:

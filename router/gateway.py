@@ -105,7 +105,7 @@ class Gateway:
         self.registry = registry
         self.authenticator = authenticator or OpenAuthenticator()
         self.metrics = GatewayMetrics(clock)
-        self.placement = Placement(config.placement, self.metrics.placed)
+        self.placement = Placement(config.placement, self.metrics.placed, clock)
         self.admission = Admission(config.requests.max_concurrent_requests)
         self._builder = CallBuilder(config.requests)
         self._fleet = fleet

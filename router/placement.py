@@ -1,5 +1,6 @@
 """Which replica takes a request now: the affinity policy plus this gateway's own count of requests in flight."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -42,10 +43,18 @@ class PlacementLease:
 class Placement:
     """Leases places on replicas. Synchronous, so a choice and its count are one step. `placed` hears of each."""
 
-    def __init__(self, config: PlacementConfig, placed: Callable[[Kind], None] = lambda kind: None) -> None:
+    def __init__(
+        self,
+        config: PlacementConfig,
+        placed: Callable[[Kind], None] = lambda kind: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._policy = AffinityPolicy(config.load_factor, config.min_load_bound, config.home_factor)
         self._loads: Counter[str] = Counter()
         self._placed = placed
+        self._suspect_s = config.suspect_s
+        self._suspected_until_s: dict[str, float] = {}
+        self._clock = clock
 
     def __repr__(self) -> str:
         return f"Placement({len(self._policy.members)} replicas, loads {dict(self._loads)})"
@@ -68,7 +77,9 @@ class Placement:
 
     def place(self, name: str | None, exclude: Collection[str] = ()) -> PlacementLease:
         """Lease a place for the adapter `name` (None: the base); raises NoReplica when none is left to try."""
-        ranked = self._policy.rank(name, self._loads, exclude)
+        suspects = self._suspects()
+        ranked = self._policy.rank(name, self._loads, {*exclude, *suspects}) if suspects else []
+        ranked = ranked or self._policy.rank(name, self._loads, exclude)
         if not ranked:
             raise NoReplica("no other replica is ready" if exclude else "no replica is ready")
         replica_id = ranked[0]
@@ -76,6 +87,17 @@ class Placement:
         self._placed(kind)
         self._loads[replica_id] += 1
         return PlacementLease(replica_id, kind, self._loads)
+
+    def suspect(self, replica_id: str) -> None:
+        """Ask this replica last for a while: it was just found gone or draining, and its lease has yet to end."""
+        self._suspected_until_s[replica_id] = self._clock() + self._suspect_s
+
+    def _suspects(self) -> set[str]:
+        now_s = self._clock()
+        self._suspected_until_s = {
+            replica_id: until_s for replica_id, until_s in self._suspected_until_s.items() if until_s > now_s
+        }
+        return set(self._suspected_until_s)
 
     def check_integrity(self) -> None:
         """Assert that no load is negative or kept at zero."""

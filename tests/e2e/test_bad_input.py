@@ -20,7 +20,7 @@ COMPLETIONS: dict[str, tuple[dict[str, Any], int, str, str | None]] = {
     "unknown model": ({"model": "nobody"}, 404, "model_not_found", "model"),
     "unknown version": ({"model": "alpha@99"}, 404, "model_not_found", "model"),
     "prompt over the context": ({"prompt": "x" * (CONTEXT_LENGTH + 1)}, 400, "context_length_exceeded", "prompt"),
-    "prompt and output over it": ({"max_tokens": CONTEXT_LENGTH}, 400, "context_length_exceeded", "max_tokens"),
+    "prompt and output over it": ({"max_tokens": CONTEXT_LENGTH}, 400, "context_length_exceeded", "prompt"),
     "max_tokens 0": ({"max_tokens": 0}, 400, "invalid_value", "max_tokens"),
     "max_tokens negative": ({"max_tokens": -1}, 400, "invalid_value", "max_tokens"),
     "n 0": ({"n": 0}, 400, "invalid_value", "n"),

@@ -154,3 +154,21 @@ def test_place_of_the_base_balances() -> None:
     placement = Placement(PlacementConfig())
     placement.update([], [replica_record(0), replica_record(1)])
     assert sorted(placement.place(None).replica_id for _ in range(4)) == ["r0", "r0", "r1", "r1"]
+
+
+def test_suspect_is_asked_last_until_its_time_is_up() -> None:
+    now_s = [0.0]
+    placement = Placement(PlacementConfig(suspect_s=2.0), clock=lambda: now_s[0])
+    placement.update(["alpha"], [replica_record(0), replica_record(1)])
+    with placement.place("alpha") as lease:
+        home = lease.replica_id
+    placement.suspect(home)
+    with placement.place("alpha") as lease:
+        other = lease.replica_id
+    assert other != home
+    placement.suspect(other)
+    with placement.place("alpha") as lease:
+        assert lease.replica_id == home, "when all are suspect the home is still the first to ask"
+    now_s[0] = 2.5
+    with placement.place("alpha") as lease:
+        assert lease.replica_id == home

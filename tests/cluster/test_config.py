@@ -1,0 +1,46 @@
+"""Configuration from YAML, environment and code: one model, and every mistake has a name."""
+
+import pytest
+
+from cluster.config import ConfigError, load_fleet, load_registry
+
+ARGS = {"replica": {"model": {"base": "some/base"}}}
+
+
+def test_environment_wins_over_yaml() -> None:
+    args = {"replica": {"model": {"base": "some/base"}, "adapters": {"max_slots": 4}}}
+    environ = {"LORAFLEET_REPLICA__ADAPTERS__MAX_SLOTS": "12", "LORAFLEET_URL": "http://x", "PATH": "/bin"}
+    config = load_fleet(args, environ)
+    assert config.replica.adapters.max_slots == 12
+    assert config.replica.model.base == "some/base"
+
+
+def test_registry_takes_its_own_section_of_the_environment() -> None:
+    environ = {"LORAFLEET_REGISTRY__LEASE_TTL_S": "5", "LORAFLEET_REPLICA__MODEL__BASE": "x"}
+    assert load_registry({}, environ).lease_ttl_s == 5
+    assert load_fleet(ARGS, environ).replica.model.base == "x"
+
+
+@pytest.mark.parametrize(
+    ("args", "environ", "said"),
+    [
+        ({"replica": {"model": {"base": "b"}}, "num_replica": 2}, {}, "num_replica"),
+        ({"replica": {"model": {"base": "b", "devise": "cpu"}}}, {}, "replica.model.devise"),
+        ({"replica": {"model": {"base": "b"}, "adapters": {"max_slots": 0}}}, {}, "replica.adapters.max_slots"),
+        (ARGS, {"LORAFLEET_REPLICA__ADAPTERS__MAX_SLOT": "3"}, "replica.adapters.max_slot"),
+        (ARGS, {"LORAFLEET_REPLICAS": "2", "LORAFLEET_REPLICAS__COUNT": "2"}, "replicas"),
+        (ARGS, {"LORAFLEET_REPLICAS__COUNT": "[2"}, "LORAFLEET_REPLICAS__COUNT"),
+        ({}, {}, "replica"),
+    ],
+)
+def test_mistake_is_named(args: dict[str, object], environ: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_fleet(args, environ)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_several_mistakes_come_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_fleet({"replica": {"model": {"base": "b", "x": 1}}, "y": 2}, {})
+    assert len(str(caught.value).splitlines()) == 2
