@@ -181,9 +181,10 @@ class Member:
         for digest in set(self._stager.staged()) - wanted:
             self._stager.forget(digest)
         pending = {digest for adapter in self._adapters.values() for digest in adapter.pending}
-        for digest in wanted - set(self._stager.staged()) - self._staging.keys():
-            if digest in pending or digest not in self._failed:
-                self._staging[digest] = asyncio.create_task(self._stage(digest))
+        for digest in pending:
+            self._failed.pop(digest, None)  # the next report is at this revision: it must tell of the new attempt only
+        for digest in wanted - set(self._stager.staged()) - self._staging.keys() - self._failed.keys():
+            self._staging[digest] = asyncio.create_task(self._stage(digest))
         self._news.set()
 
     def _wanted(self) -> set[str]:
@@ -199,7 +200,6 @@ class Member:
         try:
             async with self._gate:
                 await self._stager.stage(await self._registry.manifest(digest))
-            self._failed.pop(digest, None)
         except Exception as error:
             logger.warning("cannot stage %s: %s", digest[:12], error)
             self._failed[digest] = str(error)

@@ -38,7 +38,8 @@ def request(
     tx.connection.execute(update(tables.activations).where(*older).values(state=ActivationState.SUPERSEDED))
     activation_id = _insert(tx, name, alias, version, actor)
     detail = {"alias": alias, "activation_id": str(activation_id)}
-    tx.record("activation_requested", actor=actor, name=name, number=number, digest=version.digest, **detail)
+    revision = tx.record("activation_requested", actor=actor, name=name, number=number, digest=version.digest, **detail)
+    _update(tx, activation_id, requested_revision=revision)
     return activation_id
 
 
@@ -90,9 +91,12 @@ def fail(tx: Transaction, row: Row[tuple[object, ...]], error: str) -> None:
 
 
 def _failure(row: Row[tuple[object, ...]], live: Sequence[ReplicaRecord], oldest_s: float) -> str | None:
-    """Why the activation cannot succeed any more; None while it can."""
+    """Why the activation cannot succeed any more; None while it can.
+
+    A failure counts only from replicas that have seen this request: an older one says nothing of the new attempt.
+    """
     for replica in live:
-        if row.digest in replica.failed:
+        if row.digest in replica.failed and replica.revision >= row.requested_revision:
             return f"replica {replica.replica_id} cannot stage it: {replica.failed[row.digest]}"
     late = [replica.replica_id for replica in live if row.digest not in replica.staged]
     if row.requested_at_s < oldest_s and (late or not live):
@@ -137,6 +141,7 @@ def _insert(tx: Transaction, name: str, alias: str, version: VersionRecord, acto
             actor=actor,
             state=ActivationState.PENDING,
             requested_at_s=tx.now_s,
+            requested_revision=tx.revision,
         )
     )
     (activation_id,) = result.inserted_primary_key or (0,)

@@ -16,7 +16,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 metadata = MetaData()
 
@@ -93,6 +93,7 @@ activations = Table(
     Column("actor", Text, nullable=False),
     Column("state", String(16), nullable=False, index=True),
     Column("requested_at_s", Float, nullable=False),
+    Column("requested_revision", BigInteger, nullable=False),
     Column("flipped_revision", BigInteger),
     Column("staged_after_s", Float),
     Column("error", Text),

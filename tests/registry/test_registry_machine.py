@@ -34,6 +34,7 @@ class Wish:
     alias: str
     digest: str
     requested_at_s: float
+    requested_revision: int
     state: ActivationState = ActivationState.PENDING
 
 
@@ -45,6 +46,7 @@ class Member:
     expires_at_s: float
     staged: frozenset[str]
     failed: frozenset[str] = frozenset()
+    revision: int = 0
 
 
 @dataclass
@@ -61,11 +63,11 @@ class Model:
     def pending(self) -> list[Wish]:
         return [wish for wish in self.wishes if wish.state is ActivationState.PENDING]
 
-    def wish(self, activation_id: int, name: str, alias: str, digest: str, now_s: float) -> None:
+    def wish(self, activation_id: int, name: str, alias: str, digest: str, now_s: float, revision: int) -> None:
         for older in self.pending():
             if (older.name, older.alias) == (name, alias):
                 older.state = ActivationState.SUPERSEDED
-        self.wishes.append(Wish(activation_id, name, alias, digest, now_s))
+        self.wishes.append(Wish(activation_id, name, alias, digest, now_s, revision))
 
     def required(self) -> set[str]:
         return set(self.aliases.values()) | {wish.digest for wish in self.pending()}
@@ -75,7 +77,8 @@ class Model:
             self.members = {key: member for key, member in self.members.items() if member.expires_at_s >= now_s}
         for wish in self.pending():
             staged = [wish.digest in member.staged for member in self.members.values()]
-            if any(wish.digest in member.failed for member in self.members.values()):
+            informed = [member for member in self.members.values() if member.revision >= wish.requested_revision]
+            if any(wish.digest in member.failed for member in informed):
                 wish.state = ActivationState.FAILED
             elif staged and all(staged):
                 wish.state = ActivationState.DONE
@@ -135,7 +138,12 @@ class RegistryMachine(RuleBasedStateMachine):
         self.model.retired.discard((name, digest))
         assert result.version.number == known.index(digest) + 1
         if result.activation is not None:
-            self.model.wish(result.activation.activation_id, name, "live", digest, self.clock.now_s)
+            self._wish(result.activation.activation_id, name, "live", digest)
+
+    def _wish(self, activation_id: int, name: str, alias: str, digest: str) -> None:
+        last = self.registry.events(self.revision)[-1]
+        assert (last.kind, last.detail["activation_id"]) == ("activation_requested", str(activation_id))
+        self.model.wish(activation_id, name, alias, digest, self.clock.now_s, last.revision)
 
     @rule(name=names, alias=aliases, number=st.integers(1, 4))
     def activate(self, name: str, alias: str, number: int) -> None:
@@ -148,7 +156,7 @@ class RegistryMachine(RuleBasedStateMachine):
                 self.registry.activate(name, alias, number, actor="a")
         else:
             activation = self.registry.activate(name, alias, number, actor="a")
-            self.model.wish(activation.activation_id, name, alias, known[number - 1], self.clock.now_s)
+            self._wish(activation.activation_id, name, alias, known[number - 1])
 
     @rule(name=names, alias=aliases)
     def rollback(self, name: str, alias: str) -> None:
@@ -164,7 +172,7 @@ class RegistryMachine(RuleBasedStateMachine):
             return
         activation = self.registry.rollback(name, alias, actor="a")
         assert activation.digest == earlier[-1]
-        self.model.wish(activation.activation_id, name, alias, earlier[-1], self.clock.now_s)
+        self._wish(activation.activation_id, name, alias, earlier[-1])
 
     @rule(name=names, number=st.integers(1, 4))
     def retire_version(self, name: str, number: int) -> None:
@@ -211,17 +219,25 @@ class RegistryMachine(RuleBasedStateMachine):
             replica_id=replica, node_id="n", num_slots=1, base_digest=BASE.digest, staged=sorted(staged)
         ).ring_id
 
-    @rule(replica=replicas, unstaged=st.sets(st.sampled_from(SEEDS), max_size=1), broken=st.sampled_from((None, 0, 1)))
-    def renew(self, replica: str, unstaged: set[int], broken: int | None) -> None:
+    @rule(
+        replica=replicas,
+        unstaged=st.sets(st.sampled_from(SEEDS), max_size=1),
+        broken=st.sampled_from((None, 0, 1)),
+        age=st.integers(0, 3),
+    )
+    def renew(self, replica: str, unstaged: set[int], broken: int | None, age: int) -> None:
+        """`age` is by how many revisions the replica lags behind."""
         lacking = {self.digests[seed] for seed in unstaged if seed in self.digests}
         failed = frozenset({self.digests[broken]} if broken in self.digests and broken in unstaged else ())
         staged = frozenset(self.digests.values()) - lacking
         record = self.registry.renew_replica(
-            replica, revision=self.revision, staged=sorted(staged), failed=dict.fromkeys(failed, "broken")
+            replica, revision=self.revision - age, staged=sorted(staged), failed=dict.fromkeys(failed, "broken")
         )
         assert (record is None) is (replica not in self.model.members)
         if record is not None:
-            self.model.members[replica] = Member(record.ring_id, self.clock.now_s + TTL_S, staged, failed)
+            self.model.members[replica] = Member(
+                record.ring_id, self.clock.now_s + TTL_S, staged, failed, self.revision - age
+            )
         self.advance()
 
     @precondition(lambda self: self.model.members)

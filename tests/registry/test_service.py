@@ -53,7 +53,13 @@ class Setup:
         return record.ring_id
 
     def stage(self, replica_id: str, *staged: str, **failed: str) -> None:
-        assert self.registry.renew_replica(replica_id, revision=1, staged=staged, failed=failed) is not None
+        revision = self.revision()
+        assert self.registry.renew_replica(replica_id, revision=revision, staged=staged, failed=failed) is not None
+
+    def revision(self) -> int:
+        """Of the newest change."""
+        delta = self.registry.changes(0)
+        return 0 if delta is None else delta.revision
 
     def live(self, name: str = "alice", alias: str = "live") -> int | None:
         return self.registry.adapter(name).aliases.get(alias)
@@ -210,12 +216,29 @@ def test_gateway_that_leaves_is_not_waited_for(setup: Setup) -> None:
 def test_replica_that_cannot_stage_fails_the_activation(setup: Setup) -> None:
     setup.join("r1")
     digest = setup.push()
-    assert setup.registry.renew_replica("r1", revision=2, staged=[], failed={digest: "disk full"})
+    assert setup.registry.renew_replica("r1", revision=setup.revision(), staged=[], failed={digest: "disk full"})
     assert setup.registry.advance()
     activation = setup.registry.activation(1)
     assert activation.state is ActivationState.FAILED
     assert activation.error == "replica r1 cannot stage it: disk full"
     assert setup.registry.adapter("alice").pending == ()
+
+
+def test_failed_staging_can_be_tried_again(setup: Setup) -> None:
+    setup.join("r1")
+    digest = setup.push()
+    setup.registry.renew_replica("r1", revision=setup.revision(), staged=[], failed={digest: "disk full"})
+    setup.registry.advance()
+    setup.registry.activate("alice", "live", 1, actor="a")
+    assert not setup.registry.advance(), "the report is older than the request"
+    assert setup.state(2) is ActivationState.PENDING
+    setup.registry.renew_replica("r1", revision=setup.revision(), staged=[], failed={digest: "still full"})
+    setup.registry.advance()
+    assert setup.registry.activation(2).error == "replica r1 cannot stage it: still full"
+    setup.registry.activate("alice", "live", 1, actor="a")
+    setup.stage("r1", digest)
+    setup.registry.advance()
+    assert (setup.state(3), setup.live()) == (ActivationState.DONE, 1)
 
 
 def test_activation_that_nobody_carries_out_times_out(setup: Setup) -> None:
