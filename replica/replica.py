@@ -82,10 +82,10 @@ class Replica:
         self._cache = AdapterCache.build(
             self._config.adapters, self._store, model.sites, model.device, model.dtype, observer=self._metrics
         )
+        self._limits = RequestLimits(model.vocab_size, model.context_length, num_blocks, block_size)
+        self._engine = self._start(model, num_blocks)
         # What one sequence can ever hold here; clients that leave max_tokens out get the rest of it.
         context_length = min(model.context_length, num_blocks * block_size)
-        self._limits = RequestLimits(model.vocab_size, context_length, num_blocks, block_size)
-        self._engine = self._start(model, num_blocks)
         self.spec = model.spec.model_copy(update={"context_length": context_length})
         self.tokenizer_json = model.tokenizer_json
         return self.spec
@@ -161,13 +161,25 @@ class Replica:
         self._cache.check_fits(manifest)
         await asyncio.to_thread(self._store.stage, manifest)
 
+    async def remember(self, manifest: AdapterManifest) -> None:
+        """Make a version servable without its bytes, which come with its first request.
+
+        Raises AdapterTooLarge, AdapterUnavailable.
+        """
+        self._cache.check_fits(manifest)
+        await asyncio.to_thread(self._store.remember, manifest)
+
     def forget(self, digest: str) -> None:
         """Drop a version from all tiers; requests that run on it keep it to their end."""
         self._store.forget(digest)
         self._cache.forget(digest)
 
     def staged(self) -> tuple[str, ...]:
-        """The digests whose bytes are on the node."""
+        """The digests that can be served: their manifests are on the node, their bytes too or on demand."""
+        return self._store.known()
+
+    def held(self) -> tuple[str, ...]:
+        """The digests whose bytes are on the node at this moment."""
         return self._store.staged()
 
     def status(self) -> ReplicaStatus:

@@ -105,6 +105,8 @@ class Scheduler:
     def _grow(self, sequence: Sequence) -> None:
         """Give a running sequence the block its next token needs, from later sequences if none is free."""
         num_missing = self._num_missing(sequence)
+        if num_missing <= 0:
+            return
         while not self._blocks.can_allocate(num_missing):
             victim = max(self._holders(), key=_by_order)
             self._preempt(victim)

@@ -206,6 +206,11 @@ class FakeAdapters:
         self._slots: list[str | None] = [None] * num_slots
         self._age: Counter[str] = Counter()
 
+    @property
+    def num_waiting(self) -> int:
+        """Leases that are neither ready nor failed."""
+        return sum(not lease.ready and lease.error is None for lease in self.leases)
+
     def key(self, digest: str) -> float:
         """What FakeModel sees of an adapter."""
         return 1.0 + zlib.crc32(digest.encode())

@@ -50,7 +50,8 @@ class Bench:
         for _ in range(MAX_STEPS):
             if not self.engine.live_ids():
                 break
-            self.step()
+            moved = self.step()
+            assert moved or self.adapters.num_waiting, f"nothing waits for an adapter, yet nothing moves: {self.engine}"
             self.check()
         assert not self.engine.live_ids(), f"not finished: {self.engine}"
         self.step()

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from replica.errors import AdapterUnavailable, EngineDead, InvalidRequest, Overloaded, ReplicaDraining, UnknownAdapter
+from replica.scheduler import MAX_PASSED
 from tests.fakes import EOS_ID, FakeAdapters
 from tests.replica.engine.harness import Bench, make_request
 
@@ -78,6 +79,52 @@ def test_preempted_sequences_keep_their_text() -> None:
         assert bench.outbox.tokens[f"r{index}", 0] == bench.greedy(prompt_of(4, index), 20, adapter)
 
 
+def test_the_request_admitted_first_is_never_preempted() -> None:
+    bench = Bench(num_blocks=10, max_num_seqs=6)
+    for index in range(6):
+        bench.submit(f"r{index}", prompt_of(4, index), max_tokens=30)
+    for step in range(1, 31):
+        bench.step()
+        assert len(bench.outbox.tokens["r0", 0]) == step
+    assert bench.engine.counts.num_preemptions > 0
+    bench.finish()
+
+
+@pytest.mark.parametrize("num_blocks", [7, 8, 9])
+@pytest.mark.parametrize("num_prompt", range(1, 12))
+def test_choices_that_wait_for_blocks_do_not_keep_shared_ones_from_others(num_blocks: int, num_prompt: int) -> None:
+    bench = Bench(num_blocks=num_blocks, max_num_seqs=2, max_batch_tokens=4)
+    bench.submit("many", prompt_of(17), 1, n=4)
+    bench.submit("other", prompt_of(num_prompt), 16)
+    bench.finish()
+    assert bench.outbox.tokens["other", 0] == bench.greedy(prompt_of(num_prompt), 16)
+
+
+def test_a_request_that_needs_much_is_passed_only_a_few_times() -> None:
+    bench = Bench(num_blocks=16, max_num_seqs=4)
+    for index in range(4):
+        bench.submit(f"early{index}", prompt_of(4, index), 6 + 3 * index)
+    bench.step()
+    bench.submit("big", prompt_of(60), 1)
+    for index in range(60):
+        bench.submit(f"late{index}", prompt_of(4, index), 9)
+    bench.finish()
+    order = [request_id for request_id, _ in bench.outbox.reasons]
+    assert 4 < order.index("big") <= 4 + MAX_PASSED + bench.config.max_num_seqs
+
+
+def test_a_preempted_sequence_is_passed_by_nobody() -> None:
+    bench = Bench(num_blocks=12, max_num_seqs=3)
+    bench.submit("old", prompt_of(4), 40)
+    bench.submit("young", prompt_of(4, 1), 40)
+    while not bench.engine.counts.num_preemptions:
+        bench.step()
+    for index in range(10):
+        bench.submit(f"late{index}", prompt_of(2, index), 2)
+    bench.finish()
+    assert next(iter(bench.outbox.reasons)) == ("old", 0)
+
+
 def test_preempted_sampling_draws_the_same_tokens() -> None:
     texts = []
     for num_blocks in (200, 10):
@@ -125,6 +172,50 @@ def test_a_loading_adapter_does_not_hold_up_others() -> None:
     assert bench.engine.counts.num_waiting == 12
     adapters.is_held = False
     bench.finish()
+
+
+def test_requests_that_wait_for_one_load_are_admitted_no_further_than_the_batch_holds() -> None:
+    adapters = FakeAdapters(2)
+    adapters.is_held = True
+    bench = Bench(adapters=adapters, num_slots=2, max_num_seqs=4)
+    for index in range(20):
+        bench.submit(f"r{index}", [1, 2], adapter="x")
+    for _ in range(20):
+        bench.step()
+    assert bench.engine.counts.num_loading == 4
+    adapters.is_held = False
+    bench.finish()
+
+
+def test_a_tenant_that_floods_does_not_delay_another() -> None:
+    bench = Bench(max_num_seqs=2, quantum_tokens=16)
+    for index in range(40):
+        bench.submit(f"flood{index}", [1, 2], 6, tenant="a")
+    for _ in range(3):
+        bench.step()
+    for index in range(3):
+        bench.submit(f"single{index}", [3, 4], 6, tenant="b")
+    bench.finish()
+    order = [request_id for request_id, _ in bench.outbox.reasons]
+    assert max(order.index(f"single{index}") for index in range(3)) < 14
+
+
+def test_arrival_order_lets_a_flood_go_first() -> None:
+    bench = Bench(max_num_seqs=2, policy="fcfs")
+    for index in range(20):
+        bench.submit(f"flood{index}", [1, 2], 6, tenant="a")
+    bench.submit("single", [3, 4], 6, tenant="b")
+    bench.finish()
+    assert [request_id for request_id, _ in bench.outbox.reasons][-1] == "single"
+
+
+def test_a_budget_below_the_number_of_sequences_bounds_the_batch() -> None:
+    bench = Bench(max_batch_tokens=3, max_num_seqs=8)
+    for index in range(8):
+        bench.submit(f"r{index}", prompt_of(7, index), 9)
+    bench.finish()
+    for index in range(8):
+        assert bench.outbox.tokens[f"r{index}", 0] == bench.greedy(prompt_of(7, index), 9)
 
 
 def test_a_failed_load_costs_only_the_requests_that_want_it() -> None:
@@ -246,13 +337,14 @@ def test_prompt_logprobs_equal_the_full_forward(num_prompt: int, max_tokens: int
 
 
 def test_prompt_logprobs_survive_a_preemption() -> None:
-    bench = Bench(num_blocks=12, max_batch_tokens=6, max_num_seqs=4)
+    bench = Bench(num_blocks=13, max_batch_tokens=6, max_num_seqs=4)
     for index in range(3):
-        bench.submit(f"r{index}", prompt_of(3, index), 30)
+        bench.submit(f"r{index}", prompt_of(3, index), 16)
     for _ in range(4):
         bench.step()
     bench.submit("a", prompt_of(22), 2, prompt_logprobs=0)
     bench.finish()
+    assert bench.engine.counts.num_preemptions > 0
     chunk = next(chunk for chunk in bench.outbox.chunks if chunk.request_id == "a")
     assert [entry and entry.token_id for entry in chunk.prompt_logprobs or ()] == [None, *prompt_of(22)[1:]]
 

@@ -71,6 +71,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"top_k": 1},
     {"top_k": 1000, "top_p": 0.95, "min_p": 0.01},
     {"top_k": 7, "top_p": 0.6, "temperature": 1.7},
+    {"top_p": 0.9, "min_p": 0.25, "temperature": 2.0},
     {"logit_bias": {4: 5.0, 5: -100.0}},
     {"presence_penalty": 1.5, "frequency_penalty": -0.5, "tokens": [1, 2, 3, 7, 7, 8]},
     {"repetition_penalty": 1.8, "tokens": [1, 2, 3, 7, 7, 8]},
