@@ -16,36 +16,24 @@ from typing import Protocol
 import torch
 
 from replica.admission import Admission
-from replica.batching import StepBatch, build_batch
 from replica.block_manager import BlockManager
 from replica.config import SchedulerConfig
-from replica.errors import AdapterUnavailable, EngineDead, InvalidRequest, Overloaded, ReplicaError
+from replica.errors import AdapterUnavailable, EngineDead, ReplicaError
 from replica.fair_queue import ArrivalQueue, FairQueue, WaitingQueue
+from replica.live_requests import LiveRequests
 from replica.mailbox import Mailbox, run_between_steps
 from replica.messages import FinishReason, GenerateRequest, TokenChunk, TokenLogprob
 from replica.model.batch import ForwardBatch
 from replica.outbox import Outbox, Outgoing
-from replica.sampler import Chosen, Sampler, token_logprobs
+from replica.sampler import Chosen, Sampler
 from replica.scheduler import Scheduler, Work
 from replica.sequence import Lease, RequestGroup, Sequence
+from replica.step import StepModel, StepRunner
 
 logger = logging.getLogger(__name__)
 
 IDLE_CHECK_S = 1.0
 """An idle loop looks at the adapters this often even if nobody wakes it."""
-
-
-class StepModel(Protocol):
-    """The base model as the step loop sees it."""
-
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def context_length(self) -> int: ...
-    @property
-    def eos_token_ids(self) -> frozenset[int]: ...
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Float32 logits [number of logit rows, vocabulary]."""
 
 
 class StepAdapters(Protocol):
@@ -97,11 +85,10 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
+        self._runner = StepRunner(model, sampler or Sampler())
         self._adapters = adapters
-        self._max_waiting = config.max_waiting
         self._observer = observer
         self._on_fatal = on_fatal
-        self._sampler = sampler or Sampler()
         self._clock = clock
         self._blocks = BlockManager(num_blocks, config.block_size)
         self._admission = Admission(make_queue(config), adapters, num_slots=num_slots, max_loading=config.max_num_seqs)
@@ -110,14 +97,11 @@ class Engine:
         self._num_steps = 0
         self.counts = EngineCounts(num_free_blocks=num_blocks)
         self._mailbox = Mailbox(clock)
-        self._live: dict[str, RequestGroup] = {}
-        self._waiting: set[str] = set()
-        self._ended = threading.Condition(self._mailbox.lock)
-        self._refusal: ReplicaError | None = None
+        self._live = LiveRequests(self._mailbox.lock, config.max_waiting)
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
 
     def __repr__(self) -> str:
-        return f"Engine(live={len(self._live)}, steps={self._num_steps}, {self._scheduler})"
+        return f"Engine({self._live}, steps={self._num_steps}, {self._scheduler})"
 
     def start(self) -> None:
         self._thread.start()
@@ -126,35 +110,30 @@ class Engine:
         """Queue a request. Raises Overloaded, EngineDead, what `refuse` said; InvalidRequest for an id in use."""
         group = RequestGroup(request, outbox, self._clock())
         with self._mailbox.lock:
-            self._check_open(group.key)
-            self._live[group.key] = group
-            self._waiting.add(group.key)
+            self._live.add(group)
             self._mailbox.post(partial(self._accept, group))
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one choice of it; its chunks say "abort". An unknown or ended one is left alone."""
         with self._mailbox.lock:
-            if request_id in self._live:
+            if self._live.get(request_id) is not None:
                 self._mailbox.post(partial(self._abort, request_id, index))
 
     def refuse(self, reason: ReplicaError) -> None:
         """Take no new requests from now on; those that are here go on."""
-        with self._mailbox.lock:
-            self._refusal = self._refusal or reason
+        self._live.refuse(reason)
 
     def wake(self) -> None:
         """Make an idle loop look again: an adapter's load has settled."""
         self._mailbox.wake()
 
-    def live_ids(self) -> tuple[str, ...]:
-        """The requests that have not ended."""
-        with self._mailbox.lock:
-            return tuple(self._live)
+    def abort_all(self) -> None:
+        for group in self._live.all():
+            self.abort(group.key)
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Block until no request is live, at most `timeout_s` seconds; whether that came to be."""
-        with self._ended:
-            return self._ended.wait_for(lambda: not self._live, timeout_s)
+        return self._live.wait_idle(timeout_s)
 
     def is_alive(self, stall_s: float) -> bool:
         """Whether the loop runs and, if there is work, has ended a step within `stall_s` seconds."""
@@ -178,14 +157,6 @@ class Engine:
         self._mailbox.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
-
-    def _check_open(self, request_id: str) -> None:
-        if self._refusal is not None:
-            raise type(self._refusal)(self._refusal.message)
-        if request_id in self._live:
-            raise InvalidRequest(f"request_id {request_id!r} is in use")
-        if len(self._waiting) >= self._max_waiting:
-            raise Overloaded(f"{len(self._waiting)} requests are waiting; max_waiting is {self._max_waiting}")
 
     def _run(self) -> None:
         try:
@@ -215,37 +186,19 @@ class Engine:
     def _compute(self, works: Items[Work]) -> None:
         started_s = self._clock()
         self._note_started(works, started_s)
-        batch = build_batch(works, self._model.device)
-        logits = self._model.forward(batch.forward)
+        result = self._runner.run(works)
         for work in works:
             self._scheduler.complete(work)
-        self._read_prompts(batch, logits)
-        self._sample(batch, logits)
+        for sequence, chosen in result.chosen:
+            self._append(sequence, chosen)
         self._end_prompts(works)
         self._num_steps += 1
-        self._observer.on_step(batch.forward, self._clock() - started_s)
+        self._observer.on_step(result.batch, self._clock() - started_s)
 
     def _note_started(self, works: Items[Work], now_s: float) -> None:
         for group in (work.sequence.group for work in works):
-            if not group.is_computed:
-                group.is_computed = True
-                self._waiting.discard(group.key)
+            if self._live.start(group):
                 self._observer.on_start(now_s - group.arrived_at_s, len(group.request.prompt))
-
-    def _read_prompts(self, batch: StepBatch, logits: torch.Tensor) -> None:
-        for rows in batch.prompt_rows:
-            num_top = rows.sequence.group.request.sampling.prompt_logprobs or 0
-            targets, collected = rows.targets, rows.sequence.prompt_logprobs
-            assert collected is not None
-            collected += token_logprobs(logits[rows.start : rows.end], targets, [num_top] * len(targets))
-
-    def _sample(self, batch: StepBatch, logits: torch.Tensor) -> None:
-        if not batch.sampled:
-            return
-        if len(batch.sampled) < logits.shape[0]:
-            logits = logits[torch.tensor(batch.sampled_rows, device=logits.device)]
-        for sequence, chosen in zip(batch.sampled, self._sampler.choose(logits, batch.sampled), strict=True):
-            self._append(sequence, chosen)
 
     def _append(self, sequence: Sequence, chosen: Chosen) -> None:
         if not chosen.is_finite:
@@ -295,10 +248,7 @@ class Engine:
         self._scheduler.end(sequence)
         self._observer.on_end(reason, sequence.num_output)
         if sequence.group.is_ended:
-            with self._ended:
-                self._live.pop(sequence.group.key, None)
-                self._waiting.discard(sequence.group.key)
-                self._ended.notify_all()
+            self._live.end(sequence.group)
 
     def _send(
         self,
@@ -315,7 +265,7 @@ class Engine:
     def _count(self) -> None:
         self._mailbox.progress()
         self.counts = EngineCounts(
-            num_waiting=len(self._waiting),
+            num_waiting=self._live.num_waiting,
             num_loading=self._admission.num_loading,
             num_running=self._scheduler.num_running,
             num_free_blocks=self._blocks.num_free,
@@ -325,23 +275,20 @@ class Engine:
 
     def _die(self, reason: EngineDead) -> None:
         """Refuse what comes and end what is here, even if the state it belongs to is broken."""
-        with self._mailbox.lock:
-            self._refusal = reason
-            groups = tuple(self._live.values())
-        for sequence in (sequence for group in groups for sequence in group.live()):
-            with suppress(Exception):
-                self._end(sequence, "error", error=reason)
-        with self._ended:
-            self._live.clear()
-            self._ended.notify_all()
+        self._live.refuse(reason, at_last=True)
+        for group in self._live.all():
+            for sequence in group.live():
+                with suppress(Exception):
+                    self._end(sequence, "error", error=reason)
+            self._live.end(group)
         self._count()
         self._outgoing.emit()
 
     def _check_integrity(self) -> None:
         self._scheduler.check_integrity()
+        self._live.check_integrity()
         with self._mailbox.lock:
-            assert self._waiting <= self._live.keys(), "a request that ended is still counted as waiting"
-            if not self._live:
+            if not len(self._live):
                 assert self._blocks.num_free == self._blocks.num_blocks, f"nothing runs, yet {self._blocks}"
                 num_kept = self._admission.num_waiting + self._admission.num_loading
                 assert not num_kept, f"nothing is live, yet {self._admission}"

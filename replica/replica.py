@@ -11,7 +11,7 @@ from registry.types import AdapterManifest, BaseSpec
 from replica.adapters.cache import AdapterCache
 from replica.adapters.node_store import BlobSource, NodeStore
 from replica.config import ModelConfig, ReplicaConfig, SchedulerConfig
-from replica.engine import Engine, StepModel
+from replica.engine import Engine
 from replica.errors import EngineDead, OutOfMemory, ReplicaDraining, UnknownAdapter
 from replica.limits import RequestLimits
 from replica.messages import GenerateRequest, ReplicaStatus, TokenChunk
@@ -19,6 +19,7 @@ from replica.metrics import ReplicaMetrics, StateCollector
 from replica.model.base_model import BaseModel
 from replica.model.batch import Site
 from replica.outbox import LoopOutbox, Outbox, take_all
+from replica.step import StepModel
 
 STALL_S = 60.0
 """Without a step for this long although there is work, a replica counts as dead."""
@@ -222,8 +223,7 @@ class Replica:
         engine.refuse(ReplicaDraining("the replica is draining"))
         if await asyncio.to_thread(engine.wait_idle, timeout_s):
             return
-        for request_id in engine.live_ids():
-            engine.abort(request_id)
+        engine.abort_all()
         await asyncio.to_thread(engine.wait_idle, ABORT_GRACE_S)
 
     def close(self) -> None:

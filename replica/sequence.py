@@ -116,8 +116,6 @@ class RequestGroup:
         """Place in the order of admission; -1 until admitted."""
         self.is_started = False
         """Whether its adapter is in place and a choice computes, or waits for blocks."""
-        self.is_computed = False
-        """Whether a step has worked on it."""
         self.lease: Lease | None = None
         sampling = request.sampling
         output = sampling.max_tokens if request.expected_tokens is None else request.expected_tokens

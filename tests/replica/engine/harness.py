@@ -42,18 +42,22 @@ class Bench:
     def submit(self, name: str, prompt: Sequence[int], max_tokens: int = 8, **fields: Any) -> None:
         self.engine.submit(make_request(name, prompt, max_tokens, **fields), self.outbox)
 
+    @property
+    def num_live(self) -> int:
+        return len(self.engine._live)
+
     def step(self) -> bool:
         return self.engine._step()
 
     def finish(self) -> None:
         """Step until nothing is live, checking each step's leases and budget; then nothing may be held."""
         for _ in range(MAX_STEPS):
-            if not self.engine.live_ids():
+            if not self.num_live:
                 break
             moved = self.step()
             assert moved or self.adapters.num_waiting, f"nothing waits for an adapter, yet nothing moves: {self.engine}"
             self.check()
-        assert not self.engine.live_ids(), f"not finished: {self.engine}"
+        assert not self.num_live, f"not finished: {self.engine}"
         self.step()
         self.check()
         assert not self.adapters.leases

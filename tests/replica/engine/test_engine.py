@@ -58,7 +58,7 @@ def test_rows_of_one_slot_are_neighbours() -> None:
     for index in range(6):
         bench.submit(f"r{index}", prompt_of(2, index), adapter=["x", None, "y"][index % 3], max_tokens=4)
     seen = 0
-    while bench.engine.live_ids():
+    while bench.num_live:
         bench.step()
         for batch in bench.model.batches:
             keys = [segment.pairs[0].scale for segment in batch.segments]
@@ -258,7 +258,7 @@ def test_choices_share_the_prompt_and_differ_by_seed(num_prompt: int) -> None:
 def test_choices_compute_the_prompt_once() -> None:
     bench = Bench(num_blocks=100, max_batch_tokens=64, block_size=4)
     bench.submit("many", prompt_of(33), 1, n=4)
-    while bench.engine.live_ids():
+    while bench.num_live:
         bench.step()
     computed = sum(batch.token_ids.shape[0] for batch in bench.model.batches)
     assert computed == 33 + 3 * 1
