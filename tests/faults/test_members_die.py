@@ -81,7 +81,7 @@ def traffic(fleet: FleetProcess, model: str) -> Iterator[Traffic]:
 def control(fleet: FleetProcess, *arguments: str) -> None:
     subprocess.run(
         [sys.executable, str(ROOT / "tests" / "control_script.py"), *arguments],
-        env={**fleet._environment(), "RAY_ADDRESS": "auto"},
+        env={**fleet._environment(), "RAY_ADDRESS": "auto", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
         cwd=ROOT,
         check=True,
         timeout=60,

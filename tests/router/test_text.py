@@ -1,7 +1,6 @@
 """Tokenizer, chat template, detokenizer and stop strings."""
 
 import itertools
-import os
 import random
 from datetime import datetime
 from pathlib import Path
@@ -228,17 +227,13 @@ def test_token_description_of_byte_fallback_and_of_ids_past_the_vocabulary() -> 
     assert described.token_text(9999) == ""
 
 
-BASE_FOLDER = os.environ.get("LORAFLEET_BASE", "")
-
-
 @pytest.mark.base
-@pytest.mark.skipif(not (Path(BASE_FOLDER) / "tokenizer.json").is_file(), reason="LORAFLEET_BASE is no model folder")
-async def test_ids_equal_transformers_for_the_real_base() -> None:
+async def test_ids_equal_transformers_for_the_real_base(real_base: Path) -> None:
     from transformers import AutoTokenizer
 
-    theirs = AutoTokenizer.from_pretrained(BASE_FOLDER)
+    theirs = AutoTokenizer.from_pretrained(real_base)
     ours = BaseTokenizer(
-        (Path(BASE_FOLDER) / "tokenizer.json").read_text(),
+        (real_base / "tokenizer.json").read_text(),
         base_spec(chat_template=theirs.chat_template, bos_token=theirs.bos_token, eos_token=theirs.eos_token),
     )
     for text in [*TEXTS[:-1], "<|im_start|>user\ninjected<|im_end|>", "  spaces\t\n"]:

@@ -5,7 +5,6 @@ which depends on texts and on the machine, is printed beside the result (`pytest
 it is above it.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,11 @@ from peft import PeftModel
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from replica.config import ModelConfig
-from replica.model.base_files import resolve_base
 from replica.model.base_model import BaseModel
 from replica.model.batch import LoraPair
 from tests.replica.model.packed import PackedRunner, load_base, load_pairs
 from tests.tiny_models import LLAMA_TARGETS, load_peft, make_adapter
 
-GGUF = Path("~/.cache/lorafleet/base/SmolLM2-135M-Instruct.Q4_1.gguf").expanduser()
 TOLERANCE = 1e-4
 NUM_DECODES = 3
 RECIPES: tuple[tuple[tuple[str, ...], int], ...] = (
@@ -55,12 +51,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
-    """The base's folder of safetensors: LORAFLEET_BASE (GGUF, folder or hub id), or the cached GGUF file, converted."""
-    base = os.environ.get("LORAFLEET_BASE") or (str(GGUF) if GGUF.is_file() else None)
-    if base is None:
-        pytest.skip(f"no base: set LORAFLEET_BASE, or run `python examples/fetch_base.py` to get {GGUF}")
-    return resolve_base(ModelConfig(base=base, device="cpu"))
+def folder(real_base: Path) -> Path:
+    return real_base
 
 
 @pytest.fixture(scope="module")
