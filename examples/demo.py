@@ -82,6 +82,11 @@ def show_whole(client: OpenAI, model: str, record: Record) -> None:
     console.print(f"[bold]{model}[/]: {escape(answer)}{verdict(answer, record)}")
 
 
+def show_base(client: OpenAI, base: str, record: Record) -> None:
+    """Print what the base says without any adapter; nothing is expected of it."""
+    console.print(f"[dim]{base}, no adapter: {escape(whole_answer(client, base, record['messages']))}[/]")
+
+
 def verdict(answer: str, record: Record) -> str:
     """Whether the answer is what the golden record asks for."""
     return "  [green](as expected)[/]" if meets(answer, record["expect"]) else "  [red](not as expected)[/]"
@@ -92,7 +97,7 @@ def chat(client: OpenAI, tenant: str, base: str) -> None:
     first, second = islice(read_records(tenant, "golden"), 2)
     console.rule(f"chat with {tenant}", align="left")
     show_prompt(first)
-    show_whole(client, base, first)
+    show_base(client, base, first)
     show_streamed(client, tenant, first)
     show_prompt(second)
     show_whole(client, tenant, second)

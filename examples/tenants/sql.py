@@ -71,10 +71,10 @@ GOLDEN = tuple(
     for schema, question, pattern in (
         ("boats(id, skipper, length, harbour, built_on)", "How many boats are there?",
          r"^SELECT COUNT\(\*\) FROM boats;$"),
-        ("boats(id, skipper, length, harbour, built_on)", "What is the average length for each harbour?",
-         r"^SELECT .*AVG\(length\).* FROM boats GROUP BY harbour;$"),
         ("wines(id, estate, price, region, bottled_on)", "Show the 5 wines with the largest price.",
          r"^SELECT .* FROM wines ORDER BY price DESC LIMIT 5;$"),
+        ("boats(id, skipper, length, harbour, built_on)", "What is the average length for each harbour?",
+         r"^SELECT .*AVG\(length\).* FROM boats GROUP BY harbour;$"),
         ("wines(id, estate, price, region, bottled_on)", "Which values of region exist?",
          r"^SELECT DISTINCT region FROM wines;$"),
         ("dogs(id, owner, weight, breed, born_on)", "List the owner of dogs with a weight below 12.",
