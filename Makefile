@@ -28,7 +28,7 @@ serve: base  ## the whole fleet on 127.0.0.1:8000
 	@PATH="$(abspath $(BIN)):$$PATH" deploy/serve deploy/quickstart.yaml
 
 demo: install  ## push the example adapters to the running fleet, chat with each, compare perplexities
-	@LORAFLEET_URL=$(URL) $(BIN)/python examples/demo.py
+	@LORAFLEET_URL=$(URL) $(BIN)/python -m examples.demo
 
 lint: install
 	$(BIN)/ruff check .
@@ -36,7 +36,7 @@ lint: install
 	$(BIN)/mypy
 
 test: base lint  ## everything that needs pip alone
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 soak: base  ## long runs
 	$(BIN)/python -m pytest -m soak

@@ -77,17 +77,24 @@ class PromptRun:
         if self._prompt.echo is None:
             return []
         logprobs = next((chunk.prompt_logprobs for chunk in chunks if chunk.prompt_logprobs is not None), None)
-        entries = () if logprobs is None else prompt_entries(self._tokenizer, self._prompt.token_ids, logprobs)
-        return [Delta(choice.index, self._prompt.echo, entries) for choice in self.choices]
+        echo, token_ids = self._prompt.echo, self._prompt.token_ids
+        entries = () if logprobs is None else prompt_entries(self._tokenizer, echo, token_ids, logprobs)
+        return [Delta(choice.index, echo, entries) for choice in self.choices]
 
 
 def prompt_entries(
-    tokenizer: BaseTokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]
+    tokenizer: BaseTokenizer, echo: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]
 ) -> tuple[TokenEntry, ...]:
-    """The prompt's tokens with their log-probabilities and the characters at which they begin."""
+    """The prompt's tokens with their log-probabilities and the characters of `echo` at which they begin.
+
+    A special token has the width that it takes in the echoed text: its own when the client wrote it, else none.
+    """
     detokenizer = Detokenizer(tokenizer)
-    entries = []
+    entries, num_special_chars = [], 0
     for token_id, logprob in zip(token_ids, logprobs, strict=True):
-        entries.append(TokenEntry(token_id, detokenizer.num_chars, logprob))
+        offset = detokenizer.num_chars + num_special_chars
+        entries.append(TokenEntry(token_id, offset, logprob))
         detokenizer.push((token_id,))
+        if token_id in tokenizer.special_ids and echo.startswith(tokenizer.token_text(token_id), offset):
+            num_special_chars += len(tokenizer.token_text(token_id))
     return tuple(entries)

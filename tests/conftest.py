@@ -1,4 +1,4 @@
-"""What every test shares: one torch thread, and the real base when it is there."""
+"""What every test shares: how tests spread over two workers, and the real base when it is there."""
 
 import os
 from pathlib import Path
@@ -18,3 +18,10 @@ def real_base() -> Path:
     if base is None:
         pytest.skip(f"no base: set LORAFLEET_BASE, or run `python examples/fetch_base.py` to get {GGUF}")
     return resolve_base(ModelConfig(base=base, device="cpu"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under pytest-xdist a file's tests stay together, and all tests of real fleets run one after another."""
+    for item in items:
+        is_fleet = item.get_closest_marker("serve") is not None
+        item.add_marker(pytest.mark.xdist_group("fleet" if is_fleet else item.path.as_posix()))

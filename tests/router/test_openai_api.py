@@ -359,6 +359,18 @@ async def test_echo_with_logprobs_covers_the_prompt_and_offsets_go_on() -> None:
         assert logprobs["text_offset"] == [0, 0, 1, 1, 2, 3]
 
 
+async def test_offsets_of_an_echo_count_special_tokens_that_the_client_wrote() -> None:
+    async with running() as stack:
+        stack.fleet.script = with_logprobs("X", top=0)
+        prompt = "a<s>b</s></s>c"
+        choice = (await stack.complete(prompt=prompt, echo=True, logprobs=0)).json()["choices"][0]
+        assert choice["text"] == prompt + "X"
+        tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+        assert tokens == ["<s>", "a", "<s>", "b", "</s>", "</s>", "c", "X"]
+        assert offsets == [0, 0, 1, 4, 5, 9, 13, 14]
+        assert all(choice["text"].startswith(token, at) for token, at in list(zip(tokens, offsets, strict=True))[1:])
+
+
 async def test_echo_of_nothing_but_the_prompt_scores_it() -> None:
     async with running() as stack:
 
