@@ -1,4 +1,4 @@
-"""One token channel per gateway and replica: each engine step crosses as one message for all of a gateway's streams.
+"""One token channel per gateway and replica: a message carries the new tokens of all of a gateway's streams.
 
 A call that stays open per request carries its life (start, cancellation, failure); the tokens travel on the channel.
 `Outbox` is the replica's end, `Inbox` the gateway's end for one request. See docs/decisions/0003-token-channel.md.
@@ -15,14 +15,19 @@ Batch = tuple[TokenChunk, ...]
 class Outbox:
     """Everything one replica has to say to one gateway, in order.
 
-    `put` comes from the engine's thread; the rest runs on the event loop.
+    A request's first tokens and its end go out at once; what comes between waits until `coalesce_s` have passed since
+    the message before, and so shares its cost. `put` comes from the engine's thread, the rest runs on the event loop.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, linger_s: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, linger_s: float, coalesce_s: float) -> None:
         self._loop = loop
         self._linger_s = linger_s
+        self._coalesce_s = coalesce_s
         self._pending: list[TokenChunk] = []
         self._news = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._silent: set[str] = set()
+        """Requests that have had no token yet."""
         self._open_choices: dict[str, int] = {}
         self._finished: dict[str, asyncio.Future[None]] = {}
         self._reader: object | None = None
@@ -42,6 +47,7 @@ class Outbox:
     def open(self, request: GenerateRequest) -> asyncio.Future[None]:
         """Expect a request's chunks; the future is done when the last choice has finished."""
         self._open_choices[request.request_id] = request.sampling.n
+        self._silent.add(request.request_id)
         future = self._finished[request.request_id] = self._loop.create_future()
         return future
 
@@ -49,6 +55,7 @@ class Outbox:
         """Forget a request that ended or was abandoned; later chunks of it are dropped."""
         self._open_choices.pop(request_id, None)
         self._finished.pop(request_id, None)
+        self._silent.discard(request_id)
         self._news.set()
 
     def put(self, chunks: Sequence[TokenChunk]) -> None:
@@ -59,8 +66,12 @@ class Outbox:
             if chunk.request_id not in self._open_choices:
                 continue
             self._pending.append(chunk)
+            if chunk.request_id in self._silent:
+                self._silent.discard(chunk.request_id)
+                self._urgent.set()
             if chunk.finish_reason is not None:
                 self._finish_choice(chunk.request_id)
+                self._urgent.set()
         self._news.set()
 
     def _finish_choice(self, request_id: str) -> None:
@@ -76,25 +87,32 @@ class Outbox:
         """
         reader = self._reader = object()
         self._news.set()
+        self._urgent.set()
+        sent_at_s = self._loop.time()
         yield ()
         try:
             while self._reader is reader:
-                if self._pending:
-                    batch, self._pending = tuple(self._pending), []
+                if not self._pending:
+                    self._news.clear()
+                    if not await wait_until_set(self._news, self._linger_s) and self.is_idle:
+                        return
+                else:
+                    await self._wait_out(sent_at_s)
+                    if self._reader is not reader:
+                        return
+                    batch, self._pending = merge_tokens(self._pending), []
+                    self._urgent.clear()
+                    sent_at_s = self._loop.time()
                     yield batch
-                elif not await self._wait_for_news() and self.is_idle:
-                    return
         finally:
             if self._reader is reader:
                 self._reader = None
 
-    async def _wait_for_news(self) -> bool:
-        self._news.clear()
-        try:
-            await asyncio.wait_for(self._news.wait(), self._linger_s)
-        except TimeoutError:
-            return False
-        return True
+    async def _wait_out(self, sent_at_s: float) -> None:
+        """Let the rest of the coalescing time pass, unless something urgent is there or comes."""
+        left_s = sent_at_s + self._coalesce_s - self._loop.time()
+        if left_s > 0 and not self._urgent.is_set():
+            await wait_until_set(self._urgent, left_s)
 
 
 class Inbox:
@@ -131,6 +149,38 @@ class Inbox:
         if isinstance(item, Exception):
             raise item
         return item
+
+
+async def wait_until_set(event: asyncio.Event, timeout_s: float) -> bool:
+    """Whether the event came within `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def merge_tokens(chunks: Sequence[TokenChunk]) -> Batch:
+    """The same tokens with one chunk a choice, each where the choice's first chunk stood."""
+    merged: dict[tuple[str, int], TokenChunk] = {}
+    for chunk in chunks:
+        key = (chunk.request_id, chunk.index)
+        before = merged.get(key)
+        merged[key] = chunk if before is None else join(before, chunk)
+    return tuple(merged.values())
+
+
+def join(before: TokenChunk, after: TokenChunk) -> TokenChunk:
+    return TokenChunk(
+        before.request_id,
+        before.index,
+        before.token_ids + after.token_ids,
+        before.logprobs + after.logprobs,
+        before.prompt_logprobs if after.prompt_logprobs is None else after.prompt_logprobs,
+        after.finish_reason,
+        after.error,
+    )
 
 
 def split_by_request(batch: Batch) -> dict[str, Batch]:

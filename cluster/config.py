@@ -52,6 +52,8 @@ class FleetConfig(BaseModel):
     """What Serve lets through to one replica; the engine admits for itself."""
     drain_timeout_s: float = Field(default=600.0, gt=0)
     watch_timeout_s: float = Field(default=2.0, gt=0, le=5)
+    coalesce_s: float = Field(default=0.04, ge=0, le=0.5)
+    """Tokens of running streams cross to the gateway at most this often; first tokens and ends go at once."""
     channel_linger_s: float = Field(default=2.0, gt=0)
     """How long a gateway's token channel stays open with nothing in flight; a drain waits that long."""
 
