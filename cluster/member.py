@@ -5,36 +5,15 @@ It pulls, so a late joiner, a restarted replica and a restarted registry all hea
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from typing import Protocol
 
+from cluster.staging import Stager, Staging
 from registry.errors import JoinRefused, RegistryError, RegistryUnavailable
-from registry.types import (
-    AdapterManifest,
-    AdapterRecord,
-    BaseSpec,
-    CatalogDelta,
-    ReplicaRecord,
-    ReplicaReport,
-    VersionState,
-)
+from registry.types import AdapterManifest, BaseSpec, CatalogDelta, ReplicaRecord, ReplicaReport
 
 logger = logging.getLogger("lorafleet.member")
 RETRY_S = 0.5
 REPORT_PERIOD_S = 1.0
-MAX_PARALLEL_STAGES = 4
-
-
-class Stager(Protocol):
-    """What a member needs of its replica."""
-
-    async def stage(self, manifest: AdapterManifest) -> None: ...
-
-    def forget(self, digest: str) -> None: ...
-
-    def staged(self) -> Sequence[str]: ...
-
-    def resident(self) -> Sequence[str]: ...
 
 
 class MemberRegistry(Protocol):
@@ -72,6 +51,7 @@ class Member:
         stager: Stager,
         registry: MemberRegistry,
         watch_timeout_s: float,
+        node_store_bytes: int,
     ) -> None:
         self._replica_id = replica_id
         self._node_id = node_id
@@ -82,15 +62,12 @@ class Member:
         self._registry = registry
         self._watch_timeout_s = watch_timeout_s
         self._revision = 0
-        self._adapters: dict[str, AdapterRecord] = {}
-        self._failed: dict[str, str] = {}
-        self._staging: dict[str, asyncio.Task[None]] = {}
-        self._gate = asyncio.Semaphore(MAX_PARALLEL_STAGES)
         self._news = asyncio.Event()
+        self._staging = Staging(stager, registry, node_store_bytes, self._news.set)
         self.is_joined = False
 
     def __repr__(self) -> str:
-        return f"Member({self._replica_id}, revision={self._revision}, staging={len(self._staging)})"
+        return f"Member({self._replica_id}, revision={self._revision}, {self._staging!r})"
 
     async def run(self) -> None:
         """Join and follow for ever; whatever goes wrong is logged and tried again."""
@@ -115,16 +92,13 @@ class Member:
             logger.warning("could not leave: %s", error.message)
 
     async def _join(self) -> None:
-        """Stage everything there is, then ask to be counted."""
+        """Bring what there is to the node, then ask to be counted."""
         await self._registry.store_blob(self._tokenizer)
         await self._registry.publish_base(self._base)
-        self._adapters.clear()
-        self._failed.clear()
         self._apply(await self._registry.changes(0))
-        while self._staging:
-            await asyncio.wait(list(self._staging.values()))
+        await self._staging.settle()
         record = await self._registry.join_replica(
-            self._replica_id, self._node_id, self._num_slots, self._base.digest, tuple(self._stager.staged())
+            self._replica_id, self._node_id, self._num_slots, self._base.digest, self._staging.staged()
         )
         self.is_joined = True
         logger.info("joined as ring member %d", record.ring_id)
@@ -152,9 +126,10 @@ class Member:
         report = ReplicaReport(
             replica_id=self._replica_id,
             revision=self._revision,
-            staged=tuple(self._stager.staged()),
+            staged=self._staging.staged(),
+            held=tuple(self._stager.held()),
             resident=tuple(self._stager.resident()),
-            failed=dict(self._failed),
+            failed=dict(self._staging.failed),
         )
         try:
             return await self._registry.report_replica(report)
@@ -170,39 +145,7 @@ class Member:
         self._news.clear()
 
     def _apply(self, delta: CatalogDelta | None) -> None:
-        """Take a change of the catalog: start staging what is new, drop what nothing serves any more."""
-        if delta is None:
-            return
-        if delta.full:
-            self._adapters.clear()
-        self._adapters.update({adapter.name: adapter for adapter in delta.adapters})
-        self._revision = delta.revision
-        wanted = self._wanted()
-        for digest in set(self._stager.staged()) - wanted:
-            self._stager.forget(digest)
-        pending = {digest for adapter in self._adapters.values() for digest in adapter.pending}
-        for digest in pending:
-            self._failed.pop(digest, None)  # the next report is at this revision: it must tell of the new attempt only
-        for digest in wanted - set(self._stager.staged()) - self._staging.keys() - self._failed.keys():
-            self._staging[digest] = asyncio.create_task(self._stage(digest))
-        self._news.set()
-
-    def _wanted(self) -> set[str]:
-        """Digests of every version that may be served."""
-        return {
-            version.digest
-            for adapter in self._adapters.values()
-            for version in adapter.versions
-            if version.state is VersionState.ACTIVE
-        }
-
-    async def _stage(self, digest: str) -> None:
-        try:
-            async with self._gate:
-                await self._stager.stage(await self._registry.manifest(digest))
-        except Exception as error:
-            logger.warning("cannot stage %s: %s", digest[:12], error)
-            self._failed[digest] = str(error)
-        finally:
-            del self._staging[digest]
+        if delta is not None:
+            self._revision = delta.revision
+            self._staging.apply(delta)
             self._news.set()

@@ -106,6 +106,7 @@ class RegistryActor:
             report.replica_id,
             revision=report.revision,
             staged=report.staged,
+            held=report.held,
             resident=report.resident,
             failed=report.failed,
         )

@@ -72,6 +72,7 @@ class ReplicaDeployment:
             ReplicaStager(self._replica),
             registry,
             config.watch_timeout_s,
+            config.replica.adapters.node_store_bytes,
         )
         self._following = self._loop.create_task(self._member.run())
 
@@ -132,12 +133,14 @@ class ReplicaDeployment:
         outbox = self._outboxes.get(gateway_id)
         if outbox is None:
             self._outboxes = {key: box for key, box in self._outboxes.items() if not box.is_abandoned}
-            outbox = self._outboxes[gateway_id] = Outbox(self._loop, self._config.channel_linger_s)
+            outbox = self._outboxes[gateway_id] = Outbox(
+                self._loop, self._config.channel_linger_s, self._config.coalesce_s
+            )
         return outbox
 
 
 class ReplicaStager:
-    """`cluster.member.Stager` over a Replica."""
+    """`cluster.staging.Stager` over a Replica."""
 
     def __init__(self, replica: "Replica") -> None:
         self._replica = replica
@@ -145,11 +148,17 @@ class ReplicaStager:
     async def stage(self, manifest: AdapterManifest) -> None:
         await self._replica.stage(manifest)
 
+    async def remember(self, manifest: AdapterManifest) -> None:
+        await self._replica.remember(manifest)
+
     def forget(self, digest: str) -> None:
         self._replica.forget(digest)
 
     def staged(self) -> Sequence[str]:
         return self._replica.staged()
+
+    def held(self) -> Sequence[str]:
+        return self._replica.held()
 
     def resident(self) -> Sequence[str]:
         return self._replica.status().resident

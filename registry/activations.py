@@ -67,7 +67,7 @@ def advance(tx: Transaction, *, timeout_s: float) -> None:
         error = _failure(row, live, tx.now_s - timeout_s)
         if error is not None:
             fail(tx, row, error)
-        elif live and all(row.digest in replica.staged for replica in live):
+        elif live and not records.late_replicas(row, live):
             _flip(tx, row)
     seen = (
         tx.connection.execute(select(tables.gateways.c.revision).order_by(tables.gateways.c.revision)).scalars().first()
@@ -98,7 +98,7 @@ def _failure(row: Row[tuple[object, ...]], live: Sequence[ReplicaRecord], oldest
     for replica in live:
         if row.digest in replica.failed and replica.revision >= row.requested_revision:
             return f"replica {replica.replica_id} cannot stage it: {replica.failed[row.digest]}"
-    late = [replica.replica_id for replica in live if row.digest not in replica.staged]
+    late = records.late_replicas(row, live)
     if row.requested_at_s < oldest_s and (late or not live):
         return f"timed out waiting for {', '.join(late) or 'a replica'}"
     return None

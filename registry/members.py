@@ -57,6 +57,7 @@ def renew(
     *,
     revision: int,
     staged: Sequence[str],
+    held: Sequence[str],
     resident: Sequence[str],
     failed: Mapping[str, str],
     ttl_s: float,
@@ -65,7 +66,13 @@ def renew(
     row = tx.connection.execute(select(tables.replicas).where(r.replica_id == replica_id)).one_or_none()
     if row is None:
         return None
-    seen = {"revision": revision, "staged": tuple(staged), "resident": tuple(resident), "failed": dict(failed)}
+    seen = {
+        "revision": revision,
+        "staged": tuple(staged),
+        "held": tuple(held),
+        "resident": tuple(resident),
+        "failed": dict(failed),
+    }
     record = ReplicaRecord.model_validate({**records.replica(row).model_dump(), **seen})
     values = record.model_dump(mode="json", include=set(seen))
     tx.connection.execute(
@@ -105,7 +112,7 @@ def expire(tx: Transaction) -> None:
 
 
 def required_digests(adapters: Sequence[AdapterRecord]) -> frozenset[str]:
-    """What a replica must have staged: targets of aliases and of pending activations that may be served."""
+    """What a replica must be able to serve: targets of aliases and of pending activations that may be served."""
     required: set[str] = set()
     for adapter in adapters:
         wanted = set(adapter.aliases.values())

@@ -82,10 +82,25 @@ def events(connection: Connection, after: int, limit: int) -> tuple[Event, ...]:
     return tuple(Event.model_validate(dict(row._mapping)) for row in rows)
 
 
+def late_replicas(activation: AnyRow, live: Sequence[ReplicaRecord]) -> tuple[str, ...]:
+    """The replicas that have yet to stage what a pending activation wants.
+
+    `staged` alone may mean bytes on demand. It vouches for bytes that were on the node when the replica had seen the
+    request; before that, only what it holds counts.
+    """
+    columns = activation._mapping
+    return tuple(
+        replica.replica_id
+        for replica in live
+        if columns["digest"] not in replica.staged
+        or (columns["digest"] not in replica.held and replica.revision < columns["requested_revision"])
+    )
+
+
 def _waiting_for(connection: Connection, row: AnyRow) -> tuple[str, ...]:
     columns = row._mapping
     if columns["state"] == ActivationState.PENDING:
-        return tuple(r.replica_id for r in replicas(connection) if columns["digest"] not in r.staged)
+        return late_replicas(row, replicas(connection))
     if columns["state"] == ActivationState.FLIPPED:
         late = tables.gateways.c.revision < columns["flipped_revision"]
         return tuple(connection.execute(select(tables.gateways.c.gateway_id).where(late)).scalars())

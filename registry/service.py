@@ -208,6 +208,7 @@ class Registry:
         *,
         revision: int,
         staged: Sequence[str],
+        held: Sequence[str] = (),
         resident: Sequence[str] = (),
         failed: Mapping[str, str] | None = None,
     ) -> ReplicaRecord | None:
@@ -218,6 +219,7 @@ class Registry:
                 replica_id,
                 revision=revision,
                 staged=staged,
+                held=held,
                 resident=resident,
                 failed=failed or {},
                 ttl_s=self.config.lease_ttl_s,

@@ -109,6 +109,7 @@ replicas = Table(
     Column("base_digest", String(64), nullable=False),
     Column("revision", BigInteger, nullable=False),
     Column("staged", JSON, nullable=False),
+    Column("held", JSON, nullable=False),
     Column("resident", JSON, nullable=False),
     Column("failed", JSON, nullable=False),
     Column("expires_at_s", Float, nullable=False),

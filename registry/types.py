@@ -168,17 +168,24 @@ class ReplicaRecord(Record):
     revision: int
     """Catalog revision the replica has acted upon."""
     staged: tuple[Digest, ...] = ()
+    """What it can serve: the manifest is on its node, the bytes too or on demand."""
+    held: tuple[Digest, ...] = ()
+    """What has its bytes on the node."""
     resident: tuple[Digest, ...] = ()
     failed: dict[str, str] = Field(default_factory=dict)
     """Digest -> why it could not be staged."""
 
 
 class ReplicaReport(Record):
-    """What a replica says of itself when it renews its lease: what it acts upon, holds, and could not stage."""
+    """What a replica says of itself when it renews its lease, in the words of `ReplicaRecord`.
+
+    `staged` leaves out a version that an activation of this `revision` waits for until its bytes have been brought.
+    """
 
     replica_id: str
     revision: int
     staged: tuple[Digest, ...]
+    held: tuple[Digest, ...] = ()
     resident: tuple[Digest, ...] = ()
     failed: dict[str, str] = Field(default_factory=dict)
 

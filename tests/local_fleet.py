@@ -129,7 +129,7 @@ class LocalReplicas:
 
 
 class ReplicaStager:
-    """`cluster.member.Stager`."""
+    """`cluster.staging.Stager`."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -137,11 +137,17 @@ class ReplicaStager:
     async def stage(self, manifest: AdapterManifest) -> None:
         await self._replica.stage(manifest)
 
+    async def remember(self, manifest: AdapterManifest) -> None:
+        await self._replica.remember(manifest)
+
     def forget(self, digest: str) -> None:
         self._replica.forget(digest)
 
     def staged(self) -> Sequence[str]:
         return self._replica.staged()
+
+    def held(self) -> Sequence[str]:
+        return self._replica.held()
 
     def resident(self) -> Sequence[str]:
         return self._replica.status().resident
@@ -150,11 +156,18 @@ class ReplicaStager:
 class LocalFleet:
     """Everything, running; `client` speaks HTTP to the gateway without a socket."""
 
-    def __init__(self, registry: LocalRegistry, replicas: Mapping[str, Replica], gateway: Gateway) -> None:
+    def __init__(self, registry: LocalRegistry, replicas: "JoinedReplicas", gateway: Gateway) -> None:
         self.registry = registry
-        self.replicas = replicas
+        self.replicas: Mapping[str, Replica] = replicas.by_id
         self.gateway = gateway
         self.app = create_app(gateway)
+        self._joined = replicas
+
+    async def add_replica(self) -> Replica:
+        """Start one more and wait until the gateway places requests on it."""
+        replica = await self._joined.start()
+        await until(lambda: len(self.gateway.catalog.replicas) == len(self.replicas))
+        return replica
 
     def client(self) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(app=self.app)
@@ -173,6 +186,45 @@ class LocalFleet:
         assert self.gateway.placement.num_leases == 0
         for replica in self.replicas.values():
             replica.check_integrity()
+
+
+class JoinedReplicas:
+    """Replicas with a member each, and a node store each under `folder`."""
+
+    def __init__(self, folder: Path, config: ReplicaConfig, registry: LocalRegistry) -> None:
+        self.by_id: dict[str, Replica] = {}
+        self._folder = folder
+        self._config = config
+        self._registry = registry
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> Replica:
+        """One more replica, loaded and on its way to join."""
+        name = f"replica-{len(self.by_id)}"
+        adapters = self._config.adapters.model_copy(update={"node_store": self._folder / f"node-{len(self.by_id)}"})
+        replica = Replica(self._config.model_copy(update={"adapters": adapters}), self._registry)
+        spec = await asyncio.to_thread(replica.load)
+        self.by_id[name] = replica
+        member = Member(
+            name,
+            "node",
+            adapters.max_slots,
+            spec,
+            replica.tokenizer_json,
+            ReplicaStager(replica),
+            self._registry,
+            watch_timeout_s=1.0,
+            node_store_bytes=adapters.node_store_bytes,
+        )
+        self._tasks.append(asyncio.create_task(member.run()))
+        return replica
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for replica in self.by_id.values():
+            replica.close()
 
 
 def adapter_files(folder: Path) -> dict[str, Path]:
@@ -195,37 +247,19 @@ async def local_fleet(
     """A running fleet whose files lie under `folder`; each replica has a node store of its own."""
     plain = Registry.open(RegistryConfig(data_dir=folder / "registry"))
     registry = LocalRegistry(plain)
-    replicas: dict[str, Replica] = {}
-    tasks: list[asyncio.Task[None]] = []
-    for index in range(num_replicas):
-        adapters = config.adapters.model_copy(update={"node_store": folder / f"node-{index}"})
-        replica = Replica(config.model_copy(update={"adapters": adapters}), registry)
-        spec = await asyncio.to_thread(replica.load)
-        replicas[f"replica-{index}"] = replica
-        stager = ReplicaStager(replica)
-        member = Member(
-            f"replica-{index}",
-            "node",
-            config.adapters.max_slots,
-            spec,
-            replica.tokenizer_json,
-            stager,
-            registry,
-            watch_timeout_s=1.0,
-        )
-        tasks.append(asyncio.create_task(member.run()))
-    catalog = Catalog((spec.base_id,))
-    gateway = Gateway(router or RouterConfig(), catalog, LocalReplicas(replicas), registry)
-    tasks.append(asyncio.create_task(follow(gateway, registry)))
+    replicas = JoinedReplicas(folder, config, registry)
+    for _ in range(num_replicas):
+        base_id = (await replicas.start()).spec.base_id
+    catalog = Catalog((base_id,))
+    gateway = Gateway(router or RouterConfig(), catalog, LocalReplicas(replicas.by_id), registry)
+    following = asyncio.create_task(follow(gateway, registry))
     try:
         await until(lambda: len(catalog.replicas) == num_replicas)
         yield LocalFleet(registry, replicas, gateway)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for replica in replicas.values():
-            replica.close()
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await replicas.stop()
         plain.close()
 
 

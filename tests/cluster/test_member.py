@@ -1,7 +1,6 @@
 """A member over the plain registry: it stages, reports, tries again, and says why it is not let in."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,32 +10,45 @@ import pytest
 from cluster.member import Member
 from registry.types import Activation, ActivationState, AdapterManifest, BaseSpec
 from tests.local_fleet import LocalRegistry, until
-from tests.registry.uploads import make_base, open_registry, plain_upload
+from tests.registry.uploads import Clock, make_base, open_registry, plain_upload
 
 BASE = make_base()
 
 
 class FakeStager:
-    """Holds what it was given. A digest in `faults` fails that many times; `gate` holds every stage up."""
+    """Knows what it was given. `num_faults` stages fail first; `gate` holds every stage up."""
 
     def __init__(self) -> None:
         self.manifests: dict[str, AdapterManifest] = {}
-        self.faults: Counter[str] = Counter()
+        self.with_bytes: list[str] = []
+        self.num_faults = 0
         self.gate = asyncio.Event()
         self.gate.set()
 
     async def stage(self, manifest: AdapterManifest) -> None:
         await self.gate.wait()
-        if self.faults[manifest.digest]:
-            self.faults[manifest.digest] -= 1
+        if self.num_faults:
+            self.num_faults -= 1
             raise OSError("disk full")
+        self.manifests[manifest.digest] = manifest
+        self.with_bytes.append(manifest.digest)
+
+    async def remember(self, manifest: AdapterManifest) -> None:
         self.manifests[manifest.digest] = manifest
 
     def forget(self, digest: str) -> None:
         self.manifests.pop(digest, None)
+        self.evict(digest)
+
+    def evict(self, digest: str) -> None:
+        """Lose the bytes and keep the manifest."""
+        self.with_bytes = [each for each in self.with_bytes if each != digest]
 
     def staged(self) -> tuple[str, ...]:
         return tuple(self.manifests)
+
+    def held(self) -> tuple[str, ...]:
+        return tuple(self.with_bytes)
 
     def resident(self) -> tuple[str, ...]:
         return ()
@@ -47,11 +59,14 @@ class Fleet:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.plain = open_registry(folder / "data")
+        self.clock = Clock()
+        self.plain = open_registry(folder / "data", self.clock)
         self.registry = LocalRegistry(self.plain)
+        self.tasks: list[asyncio.Task[None]] = []
 
     async def push(self, name: str, seed: int) -> Activation:
-        """Push content number `seed` and ask for it to be live."""
+        """Push content number `seed` and ask for it to be live; each push is younger than the one before."""
+        self.clock.now_s += 0.001
         files = plain_upload(self.folder / f"upload-{seed}", BASE, seed)
         activation: Activation = (await self.registry.push(name, files, owner="o", activate=True)).activation
         return activation
@@ -61,9 +76,12 @@ class Fleet:
         return ended
 
     @asynccontextmanager
-    async def member(self, stager: FakeStager, *, base: BaseSpec = BASE, joins: bool = True) -> AsyncIterator[Member]:
-        member = Member("r0", "node", 4, base, b"{}", stager, self.registry, watch_timeout_s=1.0)
+    async def member(
+        self, stager: FakeStager, *, base: BaseSpec = BASE, joins: bool = True, node_store_bytes: int = 1 << 20
+    ) -> AsyncIterator[Member]:
+        member = Member("r0", "node", 4, base, b"{}", stager, self.registry, 1.0, node_store_bytes)
         task = asyncio.create_task(member.run())
+        self.tasks.append(task)
         try:
             if joins:
                 await until(lambda: member.is_joined)
@@ -83,22 +101,55 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 async def test_failed_staging_is_tried_again_by_a_new_activation(fleet: Fleet) -> None:
     stager = FakeStager()
+    stager.num_faults = 1
     async with fleet.member(stager):
-        files = plain_upload(fleet.folder / "first", BASE, 0)
-        digest = (await fleet.registry.push("alice", files, owner="o", activate=False)).version.digest
-        await until(lambda: digest in stager.manifests)
-        stager.forget(digest)
-        stager.faults[digest] = 1
-        failed = await fleet.ended(await fleet.registry.activate("alice", "live", 1, actor="a"))
+        failed = await fleet.ended(await fleet.push("alice", 0))
         assert (failed.state, failed.error) == (ActivationState.FAILED, "replica r0 cannot stage it: disk full")
         stager.gate.clear()
         again = await fleet.registry.activate("alice", "live", 1, actor="a")
-        await until(reported(fleet, (fleet.plain.changes(0) or pytest.fail("nothing there")).revision))
+        await until(reported(fleet, revision_of(fleet)))
         assert fleet.plain.activation(again.activation_id).state is ActivationState.PENDING
         stager.gate.set()
         assert (await fleet.ended(again)).state is ActivationState.DONE
         assert fleet.plain.replicas()[0].failed == {}
 
 
+async def test_joiner_holds_what_its_budget_can_and_serves_the_rest_on_demand(fleet: Fleet) -> None:
+    first = FakeStager()
+    async with fleet.member(first):
+        pushed = [await fleet.ended(await fleet.push(f"tenant-{seed}", seed)) for seed in range(5)]
+    await fleet.registry.leave_replica("r0")
+    size = fleet.plain.manifest(pushed[0].digest).blob_bytes
+    joiner = FakeStager()
+    async with fleet.member(joiner, node_store_bytes=2 * size + size // 2):
+        await until(reported(fleet, revision_of(fleet)))
+        (record,) = fleet.plain.replicas()
+        newest = [activation.digest for activation in pushed[-2:]]
+        assert sorted(record.held) == sorted(newest)
+        assert set(record.staged) == {activation.digest for activation in pushed}
+
+
+async def test_bytes_on_demand_are_brought_before_an_alias_moves(fleet: Fleet) -> None:
+    stager = FakeStager()
+    async with fleet.member(stager):
+        digest = (await fleet.ended(await fleet.push("alice", 0))).digest
+        stager.evict(digest)
+        await until(lambda: fleet.plain.replicas()[0].held == ())
+        assert fleet.plain.replicas()[0].staged == (digest,)
+        stager.gate.clear()
+        canary = await fleet.registry.activate("alice", "canary", 1, actor="a")
+        await until(reported(fleet, revision_of(fleet)))
+        assert fleet.plain.activation(canary.activation_id).waiting_for == ("r0",)
+        stager.gate.set()
+        assert (await fleet.ended(canary)).state is ActivationState.DONE
+        assert stager.held() == (digest,)
+
+
+def revision_of(fleet: Fleet) -> int:
+    """Of the newest change."""
+    return (fleet.plain.changes(0) or pytest.fail("nothing there")).revision
+
+
 def reported(fleet: Fleet, revision: int) -> Callable[[], bool]:
+    """Whether every replica has reported since that revision."""
     return lambda: all(replica.revision >= revision for replica in fleet.plain.replicas())

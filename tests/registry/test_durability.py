@@ -91,6 +91,7 @@ def test_two_registries_that_advance_at_once_flip_once(tmp_path: Path) -> None:
     registries[0].publish_base(BASE, actor="r")
     digest = registries[0].push("alice", plain_upload(tmp_path / "u", BASE), owner="o").version.digest
     registries[1].join_replica(replica_id="r", node_id="n", num_slots=1, base_digest=BASE.digest, staged=[digest])
+    registries[1].renew_replica("r", revision=0, staged=[digest], held=[digest])
     moved: list[bool] = []
     threads = [threading.Thread(target=lambda r=r: moved.append(r.advance())) for r in registries * 4]
     for thread in threads:

@@ -47,6 +47,11 @@ class Member:
     staged: frozenset[str]
     failed: frozenset[str] = frozenset()
     revision: int = 0
+    held: frozenset[str] = frozenset()
+
+    def has_staged(self, wish: Wish) -> bool:
+        seen = self.revision >= wish.requested_revision
+        return wish.digest in self.staged and (seen or wish.digest in self.held)
 
 
 @dataclass
@@ -76,7 +81,7 @@ class Model:
         if may_expire:
             self.members = {key: member for key, member in self.members.items() if member.expires_at_s >= now_s}
         for wish in self.pending():
-            staged = [wish.digest in member.staged for member in self.members.values()]
+            staged = [member.has_staged(wish) for member in self.members.values()]
             informed = [member for member in self.members.values() if member.revision >= wish.requested_revision]
             if any(wish.digest in member.failed for member in informed):
                 wish.state = ActivationState.FAILED
@@ -224,19 +229,25 @@ class RegistryMachine(RuleBasedStateMachine):
         unstaged=st.sets(st.sampled_from(SEEDS), max_size=1),
         broken=st.sampled_from((None, 0, 1)),
         age=st.integers(0, 3),
+        holds=st.booleans(),
     )
-    def renew(self, replica: str, unstaged: set[int], broken: int | None, age: int) -> None:
-        """`age` is by how many revisions the replica lags behind."""
+    def renew(self, replica: str, unstaged: set[int], broken: int | None, age: int, holds: bool) -> None:
+        """`age` is by how many revisions the replica lags behind; it may have bytes on demand only."""
         lacking = {self.digests[seed] for seed in unstaged if seed in self.digests}
         failed = frozenset({self.digests[broken]} if broken in self.digests and broken in unstaged else ())
         staged = frozenset(self.digests.values()) - lacking
+        held = staged if holds else frozenset()
         record = self.registry.renew_replica(
-            replica, revision=self.revision - age, staged=sorted(staged), failed=dict.fromkeys(failed, "broken")
+            replica,
+            revision=self.revision - age,
+            staged=sorted(staged),
+            held=sorted(held),
+            failed=dict.fromkeys(failed, "broken"),
         )
         assert (record is None) is (replica not in self.model.members)
         if record is not None:
             self.model.members[replica] = Member(
-                record.ring_id, self.clock.now_s + TTL_S, staged, failed, self.revision - age
+                record.ring_id, self.clock.now_s + TTL_S, staged, failed, self.revision - age, held
             )
         self.advance()
 

@@ -50,11 +50,16 @@ class Setup:
         record = self.registry.join_replica(
             replica_id=replica_id, node_id="node", num_slots=4, base_digest=BASE.digest, staged=staged
         )
+        if staged:
+            self.stage(replica_id, *staged)
         return record.ring_id
 
     def stage(self, replica_id: str, *staged: str, **failed: str) -> None:
-        revision = self.revision()
-        assert self.registry.renew_replica(replica_id, revision=revision, staged=staged, failed=failed) is not None
+        """Report bytes on the node of `replica_id`, which has seen everything."""
+        record = self.registry.renew_replica(
+            replica_id, revision=self.revision(), staged=staged, held=staged, failed=failed
+        )
+        assert record is not None
 
     def revision(self) -> int:
         """Of the newest change."""
@@ -222,6 +227,30 @@ def test_replica_that_cannot_stage_fails_the_activation(setup: Setup) -> None:
     assert activation.state is ActivationState.FAILED
     assert activation.error == "replica r1 cannot stage it: disk full"
     assert setup.registry.adapter("alice").pending == ()
+
+
+def test_bytes_on_demand_do_not_carry_an_activation_that_the_replica_has_not_seen(setup: Setup) -> None:
+    digest = setup.push(activate=False)
+    setup.join("r1")
+    setup.registry.renew_replica("r1", revision=setup.revision(), staged=[digest], held=[])
+    setup.registry.activate("alice", "live", 1, actor="a")
+    assert not setup.registry.advance()
+    assert setup.registry.activation(1).waiting_for == ("r1",)
+    setup.stage("r1", digest)
+    assert setup.registry.advance()
+    assert setup.live() == 1
+
+
+def test_bytes_on_the_node_carry_an_activation_at_once(setup: Setup) -> None:
+    digest = setup.push(activate=False)
+    setup.join("r1")
+    renewed = setup.registry.renew_replica("r1", revision=setup.revision(), staged=[digest], held=[digest])
+    assert renewed is not None
+    assert (renewed.staged, renewed.held) == ((digest,), (digest,))
+    setup.registry.activate("alice", "live", 1, actor="a")
+    assert setup.registry.advance()
+    assert setup.live() == 1
+    assert setup.registry.replicas()[0].held == (digest,)
 
 
 def test_failed_staging_can_be_tried_again(setup: Setup) -> None:

@@ -84,6 +84,7 @@ async def test_activation_is_awaited_until_it_is_done(registry: Registry, tmp_pa
     waiting = asyncio.create_task(watch.wait_activation(1, 30.0))
     await asyncio.sleep(0.05)
     registry.join_replica(replica_id="r", node_id="n", num_slots=1, base_digest=BASE.digest, staged=[digest])
+    registry.renew_replica("r", revision=0, staged=[digest], held=[digest])
     registry.advance()
     assert (await asyncio.wait_for(waiting, 5.0)).state is ActivationState.DONE
 

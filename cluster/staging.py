@@ -1,0 +1,157 @@
+"""Which versions of the catalog a replica has on its node, and the work of bringing them there. Knows no leases."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from registry.types import AdapterManifest, AdapterRecord, CatalogDelta, VersionRecord, VersionState
+
+logger = logging.getLogger("lorafleet.member")
+MAX_PARALLEL_STAGES = 4
+
+
+class Stager(Protocol):
+    """What following the catalog needs of a replica."""
+
+    async def stage(self, manifest: AdapterManifest) -> None:
+        """Bring the bytes onto the node, checked against their digest."""
+
+    async def remember(self, manifest: AdapterManifest) -> None:
+        """Keep the manifest; the bytes come when they are first used."""
+
+    def forget(self, digest: str) -> None: ...
+
+    def staged(self) -> Sequence[str]:
+        """What can be served here: the manifest is on the node, the bytes too or on demand."""
+
+    def held(self) -> Sequence[str]:
+        """What has its bytes on the node at this moment."""
+
+    def resident(self) -> Sequence[str]: ...
+
+
+class ManifestSource(Protocol):
+    """Where manifests come from: the registry."""
+
+    async def manifest(self, digest: str) -> AdapterManifest: ...
+
+
+class Staging:
+    """Follows the catalog: every manifest comes to the node, and bytes as far as `node_store_bytes` goes.
+
+    `changed` is called when there is something new to report.
+    """
+
+    def __init__(
+        self, stager: Stager, manifests: ManifestSource, node_store_bytes: int, changed: Callable[[], None]
+    ) -> None:
+        self._stager = stager
+        self._manifests = manifests
+        self._node_store_bytes = node_store_bytes
+        self._changed = changed
+        self._adapters: dict[str, AdapterRecord] = {}
+        self._tasks: dict[tuple[str, bool], asyncio.Task[None]] = {}
+        """(digest, whether its bytes are wanted) -> the work on it."""
+        self._brought: set[str] = set()
+        """Of the digests that activations wait for, those whose bytes were here since they began to wait."""
+        self._gate = asyncio.Semaphore(MAX_PARALLEL_STAGES)
+        self.failed: dict[str, str] = {}
+        """Digest -> why it could not be staged."""
+
+    def __repr__(self) -> str:
+        return f"Staging({len(self._adapters)} adapters, {len(self._tasks)} under way, {len(self.failed)} failed)"
+
+    def apply(self, delta: CatalogDelta) -> None:
+        """Take a change of the catalog: begin to bring what is new, drop what nothing serves any more.
+
+        With a full delta, bytes that left the node are brought again and what failed is tried again.
+        """
+        if delta.full:
+            self._adapters.clear()
+            self.failed.clear()
+        self._adapters.update({adapter.name: adapter for adapter in delta.adapters})
+        versions = in_service(self._adapters.values())
+        for digest in set(self._stager.staged()) - versions.keys():
+            self._stager.forget(digest)
+        self._begin(versions, delta.full)
+
+    def staged(self) -> tuple[str, ...]:
+        """What this replica answers for: it can serve it, and is not about to bring the bytes or failing to."""
+        bringing = {digest for digest, has_bytes in self._tasks if has_bytes}
+        return tuple(digest for digest in self._stager.staged() if digest not in bringing | self.failed.keys())
+
+    async def settle(self) -> None:
+        """Wait until nothing is under way."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+
+    def _begin(self, versions: dict[str, VersionRecord], full: bool) -> None:
+        """Start what is missing, the most wanted first."""
+        known, held = set(self._stager.staged()), set(self._stager.held())
+        pending = pending_digests(self._adapters.values()) & versions.keys()
+        self._brought = (self._brought | held) & pending
+        for digest in pending:
+            self.failed.pop(digest, None)  # the next report is at this revision: it must tell of the new attempt only
+        bytes_here = (held if full else known) - pending | self._brought
+        chosen = choose_bytes(self._adapters.values(), self._node_store_bytes)
+        for digest in chosen:
+            if digest not in bytes_here:
+                self._start(digest, has_bytes=True)
+        for digest in versions.keys() - known - set(chosen):
+            self._start(digest, has_bytes=False)
+
+    def _start(self, digest: str, has_bytes: bool) -> None:
+        if (digest, has_bytes) not in self._tasks and digest not in self.failed:
+            self._tasks[digest, has_bytes] = asyncio.create_task(self._bring(digest, has_bytes))
+
+    async def _bring(self, digest: str, has_bytes: bool) -> None:
+        try:
+            async with self._gate:
+                manifest = await self._manifests.manifest(digest)
+                await (self._stager.stage(manifest) if has_bytes else self._stager.remember(manifest))
+            if has_bytes:
+                self._brought.add(digest)
+        except Exception as error:
+            logger.warning("cannot stage %s: %s", digest[:12], error)
+            self.failed[digest] = str(error)
+        finally:
+            del self._tasks[digest, has_bytes]
+            self._changed()
+
+
+def in_service(adapters: Iterable[AdapterRecord]) -> dict[str, VersionRecord]:
+    """Every version that may be served, by digest."""
+    return {
+        version.digest: version
+        for adapter in adapters
+        for version in adapter.versions
+        if version.state is VersionState.ACTIVE
+    }
+
+
+def pending_digests(adapters: Iterable[AdapterRecord]) -> set[str]:
+    """What activations wait for."""
+    return {digest for adapter in adapters for digest in adapter.pending}
+
+
+def choose_bytes(adapters: Iterable[AdapterRecord], max_bytes: int) -> list[str]:
+    """The digests whose bytes a node of `max_bytes` should hold, the most wanted first.
+
+    What activations wait for is always among them; then come the targets of aliases, then the rest, the newest first.
+    """
+    adapters = tuple(adapters)
+    pending = pending_digests(adapters)
+    targets = {
+        version.digest for each in adapters for version in each.versions if version.number in each.aliases.values()
+    }
+    versions = sorted(
+        in_service(adapters).values(),
+        key=lambda version: (version.digest not in pending, version.digest not in targets, -version.created_at_s),
+    )
+    chosen, free_bytes = [], max_bytes
+    for version in versions:
+        if version.digest in pending or version.num_bytes <= free_bytes:
+            chosen.append(version.digest)
+            free_bytes -= version.num_bytes
+    return chosen
