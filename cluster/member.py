@@ -5,6 +5,7 @@ It pulls, so a late joiner, a restarted replica and a restarted registry all hea
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Protocol
 
 from cluster.staging import Stager, Staging
@@ -138,10 +139,9 @@ class Member:
             return True
 
     async def _wait_for_news(self) -> None:
-        try:
-            await asyncio.wait_for(self._news.wait(), REPORT_PERIOD_S)
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REPORT_PERIOD_S):
+                await self._news.wait()
         self._news.clear()
 
     def _apply(self, delta: CatalogDelta | None) -> None:

@@ -2,15 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from registry.errors import RegistryError
 from replica.errors import ReplicaError
-
-Result = TypeVar("Result")
 
 LOST = (RayError, RayServeException, ConnectionError)
 """What Ray raises when the other side died or cannot be reached (a RayTaskError is looked into first)."""
@@ -38,7 +36,8 @@ def translate(error: BaseException) -> BaseException:
 async def call(response: Awaitable[Any], timeout_s: float | None = None) -> Any:
     """Await one handle call. Raises our own errors, MemberLost, or TimeoutError."""
     try:
-        return await asyncio.wait_for(_await(response), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            return await response
     except (asyncio.CancelledError, TimeoutError):
         raise
     except Exception as error:
@@ -46,7 +45,3 @@ async def call(response: Awaitable[Any], timeout_s: float | None = None) -> Any:
         if translated is error:
             raise
         raise translated from error
-
-
-async def _await(response: Awaitable[Result]) -> Result:
-    return await response

@@ -29,7 +29,8 @@ class _Waiter:
     async def sleep(self, timeout_s: float) -> None:
         """Until woken, or for `timeout_s`."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
         self._changed.clear()
 
 

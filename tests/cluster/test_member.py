@@ -145,6 +145,19 @@ async def test_bytes_on_demand_are_brought_before_an_alias_moves(fleet: Fleet) -
         assert stager.held() == (digest,)
 
 
+async def test_member_that_is_cancelled_while_it_has_news_stops(fleet: Fleet) -> None:
+    for ticks in range(6):
+        async with fleet.member(FakeStager()) as member:
+            task = fleet.tasks[-1]
+            await asyncio.sleep(0.05)
+            member._news.set()
+            for _ in range(ticks):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(task, 5.0)
+
+
 def revision_of(fleet: Fleet) -> int:
     """Of the newest change."""
     return (fleet.plain.changes(0) or pytest.fail("nothing there")).revision

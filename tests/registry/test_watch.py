@@ -77,6 +77,19 @@ async def test_cancelled_waiter_is_forgotten(registry: Registry) -> None:
     watch.notify()
 
 
+async def test_waiter_that_is_cancelled_while_it_wakes_up_ends(registry: Registry) -> None:
+    watch = Watch(registry, poll_interval_s=60.0)
+    for ticks in range(6):
+        waiting = asyncio.create_task(watch.wait(1, 60.0))
+        await asyncio.sleep(0.05)
+        watch.notify()
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(waiting, 5.0)
+
+
 async def test_activation_is_awaited_until_it_is_done(registry: Registry, tmp_path: Path) -> None:
     watch = Watch(registry, poll_interval_s=0.05)
     digest = await asyncio.to_thread(push, registry, tmp_path)

@@ -1,0 +1,42 @@
+"""Calls through handles: a cancelled caller ends, a slow answer times out, our errors come out as they went in."""
+
+import asyncio
+
+import pytest
+
+from registry.errors import Conflict
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, while it is imported
+
+
+async def test_call_that_is_cancelled_while_its_answer_arrives_ends_cancelled() -> None:
+    from cluster.serve_calls import call
+
+    for ticks in range(4):
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        calling = asyncio.create_task(call(answer, 5.0))
+        await asyncio.sleep(0.01)
+        answer.set_result(1)
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        if calling.done():
+            break
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+
+
+async def test_slow_answer_times_out() -> None:
+    from cluster.serve_calls import call
+
+    with pytest.raises(TimeoutError):
+        await call(asyncio.get_running_loop().create_future(), 0.01)
+
+
+async def test_our_own_error_comes_out_as_it_went_in() -> None:
+    from cluster.serve_calls import call
+
+    answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    answer.set_exception(Conflict("taken"))
+    with pytest.raises(Conflict, match="taken"):
+        await call(answer)
