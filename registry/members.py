@@ -32,10 +32,10 @@ def join(
     """
     _check_base(tx, replica_id, base_digest)
     _check_staged(tx, replica_id, staged)
-    known = tx.connection.execute(select(r.ring_id).where(r.replica_id == replica_id)).scalar_one_or_none()
+    known = tx.connection.execute(select(r.ring_id, r.joined_at_s).where(r.replica_id == replica_id)).one_or_none()
     record = ReplicaRecord(
         replica_id=replica_id,
-        ring_id=_lowest_free_ring_id(tx) if known is None else known,
+        ring_id=_lowest_free_ring_id(tx) if known is None else known.ring_id,
         node_id=node_id,
         num_slots=num_slots,
         revision=0,
@@ -44,7 +44,11 @@ def join(
     leave_silently(tx, replica_id)
     tx.connection.execute(
         insert(tables.replicas).values(
-            **record.model_dump(mode="json"), base_digest=base_digest, expires_at_s=tx.now_s + ttl_s
+            **record.model_dump(mode="json"),
+            base_digest=base_digest,
+            joined_at_s=tx.now_s if known is None else known.joined_at_s,
+            renewed_at_s=tx.now_s,
+            expires_at_s=tx.now_s + ttl_s,
         )
     )
     tx.record("replica_joined", actor=replica_id, node_id=node_id, ring_id=str(record.ring_id))
@@ -76,7 +80,9 @@ def renew(
     record = ReplicaRecord.model_validate({**records.replica(row).model_dump(), **seen})
     values = record.model_dump(mode="json", include=set(seen))
     tx.connection.execute(
-        update(tables.replicas).where(r.replica_id == replica_id).values(**values, expires_at_s=tx.now_s + ttl_s)
+        update(tables.replicas)
+        .where(r.replica_id == replica_id)
+        .values(**values, renewed_at_s=tx.now_s, expires_at_s=tx.now_s + ttl_s)
     )
     return record
 
@@ -103,12 +109,30 @@ def leave_gateway(tx: Transaction, gateway_id: str) -> None:
 
 
 def expire(tx: Transaction) -> None:
-    """Remove every lease that was not renewed in time."""
+    """Remove every lease that was not renewed in time, and give the places on the ring to their replacements."""
     tx.connection.execute(delete(tables.gateways).where(g.expires_at_s < tx.now_s))
-    late = tx.connection.execute(select(r.replica_id).where(r.expires_at_s < tx.now_s).order_by(r.ring_id)).scalars()
-    for replica_id in late.all():
-        leave_silently(tx, replica_id)
-        tx.record("replica_expired", actor=replica_id)
+    late = tx.connection.execute(
+        select(r.replica_id, r.ring_id, r.renewed_at_s).where(r.expires_at_s < tx.now_s).order_by(r.ring_id)
+    ).all()
+    for row in late:
+        leave_silently(tx, row.replica_id)
+        tx.record("replica_expired", actor=row.replica_id)
+    for row in late:
+        _hand_over(tx, row.ring_id, row.renewed_at_s)
+
+
+def _hand_over(tx: Transaction, ring_id: int, renewed_at_s: float) -> None:
+    """Give the place of a replica that was last heard of at `renewed_at_s` to one that joined since, if there is one.
+
+    That one joined before the dead one's lease had ended and so took a place further up: with it, homes would stay
+    shifted. Of several the highest moves, so that the places in use are those of a ring that nobody ever left.
+    """
+    younger = select(r.replica_id, r.ring_id).where(r.joined_at_s > renewed_at_s, r.ring_id > ring_id)
+    heir = tx.connection.execute(younger.order_by(r.ring_id.desc()).limit(1)).one_or_none()
+    if heir is None:
+        return
+    tx.connection.execute(update(tables.replicas).where(r.replica_id == heir.replica_id).values(ring_id=ring_id))
+    tx.record("replica_renumbered", actor=heir.replica_id, before=str(heir.ring_id), ring_id=str(ring_id))
 
 
 def required_digests(adapters: Sequence[AdapterRecord]) -> frozenset[str]:

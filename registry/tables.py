@@ -112,6 +112,8 @@ replicas = Table(
     Column("held", JSON, nullable=False),
     Column("resident", JSON, nullable=False),
     Column("failed", JSON, nullable=False),
+    Column("joined_at_s", Float, nullable=False),
+    Column("renewed_at_s", Float, nullable=False),
     Column("expires_at_s", Float, nullable=False),
 )
 gateways = Table(

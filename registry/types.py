@@ -159,7 +159,10 @@ class AdapterRecord(Record):
 
 
 class ReplicaRecord(Record):
-    """A replica with a live lease. `ring_id` is the lowest free ordinal, kept for the life of the replica."""
+    """A replica with a live lease. `ring_id` is the lowest free ordinal, kept for the life of the replica.
+
+    Only one that came to replace a dead replica moves, to the place of that one when its lease ends.
+    """
 
     replica_id: str
     ring_id: int

@@ -43,7 +43,8 @@ class Member:
     """A replica of the model."""
 
     ring_id: int
-    expires_at_s: float
+    joined_at_s: float
+    renewed_at_s: float
     staged: frozenset[str]
     failed: frozenset[str] = frozenset()
     revision: int = 0
@@ -79,7 +80,7 @@ class Model:
 
     def advance(self, now_s: float, may_expire: bool) -> None:
         if may_expire:
-            self.members = {key: member for key, member in self.members.items() if member.expires_at_s >= now_s}
+            self.expire(now_s)
         for wish in self.pending():
             staged = [member.has_staged(wish) for member in self.members.values()]
             informed = [member for member in self.members.values() if member.revision >= wish.requested_revision]
@@ -91,6 +92,14 @@ class Model:
                 self.history.setdefault((wish.name, wish.alias), []).append(wish.digest)
             elif now_s - wish.requested_at_s > TIMEOUT_S:
                 wish.state = ActivationState.FAILED
+
+    def expire(self, now_s: float) -> None:
+        dead = {key: member for key, member in self.members.items() if member.renewed_at_s + TTL_S < now_s}
+        self.members = {key: member for key, member in self.members.items() if key not in dead}
+        for gone in sorted(dead.values(), key=lambda member: member.ring_id):
+            younger = [member for member in self.members.values() if member.joined_at_s > gone.renewed_at_s]
+            last = max(younger, key=lambda member: member.ring_id, default=gone)
+            last.ring_id = min(last.ring_id, gone.ring_id)
 
     def retire(self, name: str, digest: str) -> None:
         self.retired.add((name, digest))
@@ -215,9 +224,13 @@ class RegistryMachine(RuleBasedStateMachine):
             return
         taken = {member.ring_id for member in self.model.members.values()}
         free = next(ring_id for ring_id in range(9) if ring_id not in taken)
-        ring_id = self.model.members[replica].ring_id if replica in self.model.members else free
-        assert self._join(replica, staged) == ring_id
-        self.model.members[replica] = Member(ring_id, self.clock.now_s + TTL_S, staged)
+        now_s = self.clock.now_s
+        known = self.model.members.get(replica)
+        member = (
+            Member(known.ring_id, known.joined_at_s, now_s, staged) if known else Member(free, now_s, now_s, staged)
+        )
+        assert self._join(replica, staged) == member.ring_id
+        self.model.members[replica] = member
 
     def _join(self, replica: str, staged: frozenset[str]) -> int:
         return self.registry.join_replica(
@@ -246,8 +259,9 @@ class RegistryMachine(RuleBasedStateMachine):
         )
         assert (record is None) is (replica not in self.model.members)
         if record is not None:
+            member = self.model.members[replica]
             self.model.members[replica] = Member(
-                record.ring_id, self.clock.now_s + TTL_S, staged, failed, self.revision - age, held
+                record.ring_id, member.joined_at_s, self.clock.now_s, staged, failed, self.revision - age, held
             )
         self.advance()
 
@@ -315,6 +329,7 @@ class RegistryMachine(RuleBasedStateMachine):
             assert {record.replica_id: record.ring_id for record in snapshot.replicas} == {
                 name: member.ring_id for name, member in self.model.members.items()
             }
+            assert len({record.ring_id for record in snapshot.replicas}) == len(snapshot.replicas)
 
     @invariant()
     def follower_that_has_caught_up_equals_a_snapshot(self) -> None:

@@ -66,6 +66,9 @@ class Setup:
         delta = self.registry.changes(0)
         return 0 if delta is None else delta.revision
 
+    def ring(self) -> dict[str, int]:
+        return {replica.replica_id: replica.ring_id for replica in self.registry.replicas()}
+
     def live(self, name: str = "alice", alias: str = "live") -> int | None:
         return self.registry.adapter(name).aliases.get(alias)
 
@@ -453,6 +456,58 @@ def test_lease_expires_when_it_is_not_renewed(setup: Setup) -> None:
     assert setup.registry.advance()
     assert setup.registry.renew_replica("b", revision=1, staged=[]) is None
     assert setup.join("b") == 1
+
+
+def test_replacement_that_joined_early_gets_the_place_of_the_dead(setup: Setup) -> None:
+    for name in ("a", "b", "c"):
+        setup.join(name)
+    setup.clock.now_s += 5
+    for name in ("a", "c"):
+        setup.stage(name)
+    assert setup.join("reborn") == 3
+    setup.clock.now_s += 6
+    for name in ("a", "c", "reborn"):
+        setup.stage(name)
+    before = setup.revision()
+    assert setup.registry.advance()
+    assert setup.ring() == {"a": 0, "reborn": 1, "c": 2}
+    expired, renumbered = setup.registry.events(before)
+    assert (expired.kind, expired.actor) == ("replica_expired", "b")
+    assert (renumbered.kind, renumbered.actor) == ("replica_renumbered", "reborn")
+    assert renumbered.detail == {"before": "3", "ring_id": "1"}
+    assert setup.join("late") == 3
+
+
+def test_several_replacements_fill_the_places_of_the_dead(setup: Setup) -> None:
+    for name in ("a", "b", "c"):
+        setup.join(name)
+    setup.clock.now_s += 6
+    for name in ("x", "y", "z"):
+        setup.join(name)
+    setup.stage("c")
+    setup.clock.now_s += 6
+    setup.registry.advance()
+    assert sorted(setup.ring().values()) == [0, 1, 2, 3]
+    assert setup.ring()["c"] == 2
+
+
+def test_nobody_moves_for_a_replica_that_left_or_was_older(setup: Setup) -> None:
+    for name in ("a", "b"):
+        setup.join(name)
+    setup.clock.now_s += 1
+    setup.stage("a")
+    setup.clock.now_s += 8
+    setup.stage("b")
+    setup.join("b")
+    setup.clock.now_s += 3
+    assert setup.registry.advance()
+    assert setup.ring() == {"b": 1}, "it was there while a lived"
+    assert setup.join("c") == 0
+    setup.clock.now_s += 1
+    assert setup.join("d") == 2
+    setup.registry.leave_replica("c")
+    assert not setup.registry.advance()
+    assert setup.ring() == {"b": 1, "d": 2}
 
 
 def test_late_renewal_before_the_lease_is_taken_away_keeps_it(setup: Setup) -> None:
