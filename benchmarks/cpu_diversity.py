@@ -3,17 +3,14 @@
     python benchmarks/cpu_diversity.py --base ~/.cache/lorafleet/base/SmolLM2-135M-Instruct.Q4_1.gguf
 
 A decode batch of 8 sequences runs with 0, 1, 2, 4 and 8 distinct adapters (rank 16 on every projection), and with one
-adapter merged into the weights: the cost of a deployment a tenant. The cases take turns in short blocks, so that other
-load on the machine falls on all of them alike; a ratio is the median over the rounds of (base block / case block), once
-by the clock and once by the processor time of this process, which other load disturbs less.
+adapter merged into the weights: the cost of a deployment a tenant. The cases take turns step by step, so that other
+load on the machine falls on all of them alike. A ratio is the base's time over the case's: of the medians and of the lower
+quartiles by the clock, and of the medians by the processor time of this process.
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import transformers
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.provenance import save  # noqa: E402
 from replica.config import ModelConfig  # noqa: E402
 from replica.model.base_model import BaseModel  # noqa: E402
 from replica.model.batch import ForwardBatch, LoraPair, LoraSegment, SequenceSpan  # noqa: E402
@@ -46,7 +43,6 @@ class Options:
     rank: int
     rounds: int
     steps: int
-    out: Path
 
 
 def random_adapter(base: BaseModel, rank: int, seed: int) -> Pairs:
@@ -117,57 +113,22 @@ def time_steps(step: Callable[[], object], count: int) -> Seconds:
 
 
 def summary(seconds: dict[str, list[Seconds]]) -> list[dict[str, float | str]]:
+    """Ratios of the medians over all rounds, and of the lower quartiles, which other load disturbs less."""
     base = seconds["0 adapters"]
-    rows: list[dict[str, float | str]] = []
-    for case, values in seconds.items():
-        wall = [b.wall / v.wall for b, v in zip(base, values, strict=True)]
-        cpu = [b.cpu / v.cpu for b, v in zip(base, values, strict=True)]
-        rows.append(
-            {
-                "case": case,
-                "steps_per_s": round(1 / statistics.median(v.wall for v in values), 2),
-                "ratio": round(statistics.median(wall), 3),
-                "lowest": round(min(wall), 3),
-                "highest": round(max(wall), 3),
-                "cpu_ratio": round(statistics.median(cpu), 3),
-            }
-        )
-    return rows
+    return [
+        {
+            "case": case,
+            "steps_per_s": round(1 / statistics.median(v.wall for v in values), 2),
+            "ratio": round(statistics.median(b.wall for b in base) / statistics.median(v.wall for v in values), 3),
+            "quartile_ratio": round(lower_quartile(base) / lower_quartile(values), 3),
+            "cpu_ratio": round(statistics.median(b.cpu for b in base) / statistics.median(v.cpu for v in values), 3),
+        }
+        for case, values in seconds.items()
+    ]
 
 
-def cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
-
-
-def commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
-
-
-def report(options: Options, rows: list[dict[str, float | str]]) -> dict[str, object]:
-    return {
-        "question": "cost of distinct adapters in a decode batch of 8 on CPU",
-        "base": Path(options.base).name,
-        "threads": options.threads,
-        "context": options.context,
-        "rank": options.rank,
-        "targets": "every projection",
-        "rounds": options.rounds,
-        "steps_a_round": options.steps,
-        "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "load_average": os.getloadavg()},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-        "commit": commit(),
-        "results": rows,
-    }
+def lower_quartile(values: list[Seconds]) -> float:
+    return statistics.quantiles([value.wall for value in values], n=4)[0]
 
 
 def parse() -> Options:
@@ -176,20 +137,19 @@ def parse() -> Options:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=4, help="steps of a case in each round")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "cpu_diversity.json")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=1, help="steps of a case in each round")
     return Options(**vars(parser.parse_args()))
 
 
 def main() -> None:
     options = parse()
     rows = summary(measure(options))
-    print(f"{'case':<12} {'steps/s':>8} {'ratio':>7} {'lowest':>7} {'highest':>8} {'cpu ratio':>10}")
+    print(f"{'case':<12} {'steps/s':>8} {'ratio':>7} {'quartile':>9} {'cpu':>7}")
     for row in rows:
-        print("{case:<12} {steps_per_s:>8} {ratio:>7} {lowest:>7} {highest:>8} {cpu_ratio:>10}".format(**row))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report(options, rows), indent=2) + "\n")
+        print("{case:<12} {steps_per_s:>8} {ratio:>7} {quartile_ratio:>9} {cpu_ratio:>7}".format(**row))
+    conditions = {**vars(options), "base": Path(options.base).name, "batch": BATCH, "targets": "every projection"}
+    print(save("cpu_diversity", __doc__ or "", conditions, rows))
 
 
 if __name__ == "__main__":
