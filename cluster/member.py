@@ -11,6 +11,7 @@ from typing import Protocol
 from cluster.staging import Stager, Staging
 from registry.errors import JoinRefused, RegistryError, RegistryUnavailable
 from registry.types import AdapterManifest, BaseSpec, CatalogDelta, ReplicaRecord, ReplicaReport
+from replica.errors import EngineDead
 
 logger = logging.getLogger("lorafleet.member")
 RETRY_S = 0.5
@@ -63,6 +64,7 @@ class Member:
         self._registry = registry
         self._watch_timeout_s = watch_timeout_s
         self._revision = 0
+        self._told: str | None = None
         self._news = asyncio.Event()
         self._staging = Staging(stager, registry, node_store_bytes, self._news.set)
         self.is_joined = False
@@ -78,12 +80,18 @@ class Member:
                 await self._follow()
             except RegistryUnavailable as error:
                 logger.warning("%s; serving on from what is staged", error.message)
-            except JoinRefused as error:
-                logger.info("not joined yet: %s", error.message)
+            except (JoinRefused, EngineDead) as error:
+                self._tell(f"not joined yet: {error.message}")
             except Exception:
                 logger.exception("the member stumbled; it joins again")
             self.is_joined = False
             await asyncio.sleep(RETRY_S)
+
+    def _tell(self, trouble: str | None) -> None:
+        """Log what keeps the replica out of the fleet, once and not again until it changes."""
+        if trouble is not None and trouble != self._told:
+            logger.warning(trouble)
+        self._told = trouble
 
     async def leave(self) -> None:
         """Give the lease back, so that gateways stop sending work at once."""
@@ -98,6 +106,8 @@ class Member:
         await self._registry.publish_base(self._base)
         self._apply(await self._registry.changes(0))
         await self._staging.settle()
+        if not self._stager.is_alive():
+            raise EngineDead("the step loop makes no progress")
         record = await self._registry.join_replica(
             self._replica_id, self._node_id, self._num_slots, self._base.digest, self._staging.staged()
         )
@@ -123,7 +133,14 @@ class Member:
                 await asyncio.sleep(RETRY_S)
 
     async def _report(self) -> bool:
-        """Renew the lease and acknowledge. False when the lease is gone; a silent registry is waited for."""
+        """Renew the lease and acknowledge. False when the lease is gone; a silent registry is waited for.
+
+        A replica that makes no progress lets its lease end: nobody shall wait for what it was given.
+        """
+        if not self._stager.is_alive():
+            self._tell("the step loop makes no progress; the lease is not renewed")
+            return True
+        self._tell(None)
         report = ReplicaReport(
             replica_id=self._replica_id,
             revision=self._revision,

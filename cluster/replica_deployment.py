@@ -162,3 +162,6 @@ class ReplicaStager:
 
     def resident(self) -> Sequence[str]:
         return self._replica.status().resident
+
+    def is_alive(self) -> bool:
+        return self._replica.is_alive()

@@ -30,6 +30,9 @@ class Stager(Protocol):
 
     def resident(self) -> Sequence[str]: ...
 
+    def is_alive(self) -> bool:
+        """Whether it makes progress."""
+
 
 class ManifestSource(Protocol):
     """Where manifests come from: the registry."""

@@ -152,6 +152,9 @@ class ReplicaStager:
     def resident(self) -> Sequence[str]:
         return self._replica.status().resident
 
+    def is_alive(self) -> bool:
+        return self._replica.is_alive()
+
 
 class LocalFleet:
     """Everything, running; `client` speaks HTTP to the gateway without a socket."""

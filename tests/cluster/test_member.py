@@ -22,6 +22,7 @@ class FakeStager:
         self.manifests: dict[str, AdapterManifest] = {}
         self.with_bytes: list[str] = []
         self.num_faults = 0
+        self.alive = True
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -52,6 +53,9 @@ class FakeStager:
 
     def resident(self) -> tuple[str, ...]:
         return ()
+
+    def is_alive(self) -> bool:
+        return self.alive
 
 
 class Fleet:
@@ -143,6 +147,36 @@ async def test_bytes_on_demand_are_brought_before_an_alias_moves(fleet: Fleet) -
         stager.gate.set()
         assert (await fleet.ended(canary)).state is ActivationState.DONE
         assert stager.held() == (digest,)
+
+
+async def test_replica_that_makes_no_progress_loses_its_lease_until_it_does(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.member.REPORT_PERIOD_S", 0.02)
+    monkeypatch.setattr("cluster.member.RETRY_S", 0.02)
+    stager = FakeStager()
+    async with fleet.member(stager):
+        stager.alive = False
+        await asyncio.sleep(0.3)
+        fleet.clock.now_s += fleet.plain.config.lease_ttl_s + 1
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(fleet.plain.advance)
+        await asyncio.sleep(0.3)
+        assert fleet.plain.replicas() == ()
+        stager.alive = True
+        await until(lambda: len(fleet.plain.replicas()) == 1)
+
+
+async def test_replica_that_makes_no_progress_does_not_join(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.member.RETRY_S", 0.02)
+    stager = FakeStager()
+    stager.alive = False
+    async with fleet.member(stager, joins=False):
+        await until(lambda: fleet.plain.base() is not None)
+        await asyncio.sleep(0.3)
+        assert fleet.plain.replicas() == ()
+        stager.alive = True
+        await until(lambda: len(fleet.plain.replicas()) == 1)
 
 
 async def test_member_that_is_cancelled_while_it_has_news_stops(fleet: Fleet) -> None:
