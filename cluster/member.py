@@ -9,12 +9,13 @@ from contextlib import suppress
 from typing import Protocol
 
 from cluster.staging import Stager, Staging
-from registry.errors import JoinRefused, RegistryError, RegistryUnavailable
+from registry.errors import Conflict, JoinRefused, RegistryError, RegistryUnavailable
 from registry.types import AdapterManifest, BaseSpec, CatalogDelta, ReplicaRecord, ReplicaReport
 from replica.errors import EngineDead
 
 logger = logging.getLogger("lorafleet.member")
 RETRY_S = 0.5
+REFUSED_RETRY_S = 5.0
 REPORT_PERIOD_S = 1.0
 
 
@@ -41,7 +42,10 @@ class MemberRegistry(Protocol):
 
 
 class Member:
-    """Keeps one replica joined. `run` never returns; cancel it to stop following."""
+    """Keeps one replica joined. `run` never returns; cancel it to stop following.
+
+    `refusal` says why the fleet does not take this replica's base, None while it does.
+    """
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class Member:
         self._news = asyncio.Event()
         self._staging = Staging(stager, registry, node_store_bytes, self._news.set)
         self.is_joined = False
+        self.refusal: str | None = None
 
     def __repr__(self) -> str:
         return f"Member({self._replica_id}, revision={self._revision}, {self._staging!r})"
@@ -85,7 +90,7 @@ class Member:
             except Exception:
                 logger.exception("the member stumbled; it joins again")
             self.is_joined = False
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(RETRY_S if self.refusal is None else REFUSED_RETRY_S)
 
     def _tell(self, trouble: str | None) -> None:
         """Log what keeps the replica out of the fleet, once and not again until it changes."""
@@ -103,7 +108,7 @@ class Member:
     async def _join(self) -> None:
         """Bring what there is to the node, then ask to be counted."""
         await self._registry.store_blob(self._tokenizer)
-        await self._registry.publish_base(self._base)
+        await self._publish_base()
         self._apply(await self._registry.changes(0))
         await self._staging.settle()
         if not self._stager.is_alive():
@@ -113,6 +118,17 @@ class Member:
         )
         self.is_joined = True
         logger.info("joined as ring member %d", record.ring_id)
+
+    async def _publish_base(self) -> None:
+        """Raises JoinRefused, and keeps its text as `refusal`, while the registry holds on to another base."""
+        try:
+            await self._registry.publish_base(self._base)
+        except Conflict as error:
+            catalog = await self._registry.changes(0)
+            theirs = None if catalog is None else catalog.base
+            self.refusal = refusal_of(self._base, theirs, error.message)
+            raise JoinRefused(self.refusal) from error
+        self.refusal = None
 
     async def _follow(self) -> None:
         """Watch and report side by side until the lease is found to be gone."""
@@ -166,3 +182,13 @@ class Member:
             self._revision = delta.revision
             self._staging.apply(delta)
             self._news.set()
+
+
+def refusal_of(ours: BaseSpec, theirs: BaseSpec | None, reason: str) -> str:
+    """Which base the registry has, which the replica has, and what to do; `reason` is the registry's own word."""
+    has = "another one" if theirs is None else f"{theirs.base_id} ({theirs.digest[:12]})"
+    return (
+        f"the registry has the base model {has}, this replica has {ours.base_id} ({ours.digest[:12]}): set"
+        " `replica.model.base` and its dtype to the registry's base, or give this fleet a registry with a `data_dir` of"
+        f" its own, or retire every adapter and stop the other replicas first ({reason})"
+    )

@@ -17,7 +17,7 @@ from cluster.config import FleetConfig
 from cluster.member import Member
 from cluster.registry_client import ServeRegistry
 from cluster.serve_calls import MemberLost
-from registry.errors import RegistryError
+from registry.errors import JoinRefused, RegistryError
 from registry.types import AdapterManifest
 from replica.config import ReplicaConfig
 from replica.errors import EngineDead
@@ -77,9 +77,11 @@ class ReplicaDeployment:
         self._following = self._loop.create_task(self._member.run())
 
     def check_health(self) -> None:
-        """Serve replaces a replica whose step loop died or hangs."""
+        """Serve replaces a replica whose step loop died or hangs, and shows why the fleet refuses a base."""
         if not self._replica.is_alive():
             raise EngineDead("the step loop makes no progress")
+        if self._member.refusal is not None:
+            raise JoinRefused(self._member.refusal)
 
     async def generate(self, request: GenerateRequest, gateway_id: str, replica_id: str) -> None:
         """Run a request to its end; its tokens travel on the gateway's channel. Cancelling the call aborts it."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.member import Member
+from registry.errors import Conflict
 from registry.types import Activation, ActivationState, AdapterManifest, BaseSpec
 from tests.local_fleet import LocalRegistry, until
 from tests.registry.uploads import Clock, make_base, open_registry, plain_upload
@@ -177,6 +178,42 @@ async def test_replica_that_makes_no_progress_does_not_join(fleet: Fleet, monkey
         assert fleet.plain.replicas() == ()
         stager.alive = True
         await until(lambda: len(fleet.plain.replicas()) == 1)
+
+
+async def test_replica_with_another_base_says_so_once_and_joins_when_it_may(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("cluster.member.REFUSED_RETRY_S", 0.05)
+    async with fleet.member(FakeStager()):
+        await fleet.ended(await fleet.push("alice", 0))
+    await fleet.registry.leave_replica("r0")
+    other = make_base("acme/other", weights="other")
+    async with fleet.member(FakeStager(), base=other, joins=False) as member:
+        await until(lambda: member.refusal is not None)
+        assert member.refusal is not None
+        for part in (f"acme/tiny ({BASE.digest[:12]})", f"acme/other ({other.digest[:12]})", "retire every adapter"):
+            assert part in member.refusal
+        await asyncio.sleep(0.5)
+        assert [record.message for record in caplog.records if "acme/other" in record.message] == [
+            f"not joined yet: {member.refusal}"
+        ]
+        await fleet.registry.retire("alice", None, actor="a")
+        await until(lambda: member.is_joined)
+        assert member.refusal is None
+
+
+async def test_refused_replica_asks_less_often(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def refuse(spec: BaseSpec) -> None:
+        asked.append(spec.digest)
+        raise Conflict("replicas are serving another base")
+
+    monkeypatch.setattr(fleet.registry, "publish_base", refuse)
+    async with fleet.member(FakeStager(), joins=False) as member:
+        await until(lambda: member.refusal is not None)
+        await asyncio.sleep(1.2)
+        assert len(asked) == 1
 
 
 async def test_member_that_is_cancelled_while_it_has_news_stops(fleet: Fleet) -> None:
