@@ -4,8 +4,8 @@
 
 A decode batch of 8 sequences runs with 0, 1, 2, 4 and 8 distinct adapters (rank 16 on every projection), and with one
 adapter merged into the weights: the cost of a deployment a tenant. The cases take turns step by step, so that other
-load on the machine falls on all of them alike. A ratio is the base's time over the case's: of the medians and of the lower
-quartiles by the clock, and of the medians by the processor time of this process.
+load on the machine falls on all of them alike. A ratio is the base's time over the case's: of the medians and of the
+lower quartiles by the clock, and of the medians by the processor time of this process.
 """
 
 import argparse
