@@ -20,7 +20,7 @@ from registry.types import (
 )
 
 PIECE_BYTES = 1024 * 1024
-ANSWER_S = 30.0
+ANSWER_S = 10.0
 PUSH_S = 600.0
 """An upload of gigabytes is hashed and checked tensor by tensor before it is answered."""
 

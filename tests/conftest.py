@@ -1,9 +1,14 @@
 """What every test shares: how tests spread over two workers, and the real base when it is there."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.tiny_fleet import TinyFleet
 
 GGUF = Path("~/.cache/lorafleet/base/SmolLM2-135M-Instruct.Q4_1.gguf").expanduser()
 
@@ -18,6 +23,22 @@ def real_base() -> Path:
     if base is None:
         pytest.skip(f"no base: set LORAFLEET_BASE, or run `python examples/fetch_base.py` to get {GGUF}")
     return resolve_base(ModelConfig(base=base, device="cpu"))
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.tiny_models import make_model
+
+    return make_model(tmp_path_factory.mktemp("base") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_fleet(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[TinyFleet]":
+    """The one real fleet of a test run; tests that kill its members wait until it is whole again."""
+    from tests.tiny_fleet import make_adapters, running_tiny_fleet
+
+    with running_tiny_fleet(tiny_base, make_adapters(tiny_base, tmp_path_factory.mktemp("adapters"))) as fleet:
+        yield fleet
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

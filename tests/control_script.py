@@ -1,6 +1,6 @@
 """Run by tests in a process of its own: takes the registry application of a running fleet away, or brings it back.
 
-usage: control_script.py delete | run DATA_DIR LEASE_TTL_S      (RAY_TMPDIR names the fleet)
+usage: control_script.py delete | run DATA_DIR LEASE_TTL_S      (RAY_ADDRESS names the fleet)
 """
 
 import sys
@@ -12,7 +12,7 @@ from cluster.app import build_registry
 
 
 def main(action: str, *arguments: str) -> None:
-    ray.init(address="auto", log_to_driver=False)
+    ray.init(log_to_driver=False)
     if action == "delete":
         serve.delete("registry")
     else:

@@ -21,6 +21,7 @@ import yaml
 ROOT = Path(__file__).parent.parent
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
+LEASE_TTL_S = 3.0
 REPLICA, GATEWAY, REGISTRY = "fleet:Replica", "fleet:Gateway", "registry:RegistryActor"
 
 
@@ -56,7 +57,7 @@ class FleetProcess:
                     "name": "registry",
                     "route_prefix": None,
                     "import_path": "cluster.app:build_registry",
-                    "args": {"data_dir": str(self.folder / "registry"), "lease_ttl_s": 3.0, **(registry or {})},
+                    "args": {"data_dir": str(self.folder / "registry"), "lease_ttl_s": LEASE_TTL_S, **(registry or {})},
                 },
                 {
                     "name": "fleet",
@@ -117,6 +118,13 @@ class FleetProcess:
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy / "server-state"),
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ingress),
         }
+
+    def driver_environment(self) -> dict[str, str]:
+        """For another Ray driver that joins this fleet: a machine may run several, and Ray's own search takes any."""
+        arguments = [argument for process in self._descendants() for argument in process.cmdline()]
+        address = next(text.partition("=")[2] for text in arguments if text.startswith("--gcs-address="))
+        loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+        return {**self._environment(), **loopback, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "token"}
 
     def log(self) -> str:
         return (self.folder / "serve.log").read_text(errors="replace")
@@ -203,7 +211,7 @@ class FleetProcess:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(left, timeout=5)
-        shutil.rmtree(self.folder if not os.environ.get("KEEP") else "/nonexistent", ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

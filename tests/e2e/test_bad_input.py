@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.e2e.conftest import TinyFleet
+from tests.tiny_fleet import TinyFleet
 from tests.tiny_models import CONTEXT_LENGTH, VOCAB_SIZE, make_adapter, make_model
 
 pytestmark = pytest.mark.serve

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.conftest import TinyFleet
+from tests.tiny_fleet import TinyFleet
 
 pytestmark = pytest.mark.serve
 BUDGET_S = 0.5

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import openai
 import pytest
 
-from tests.e2e.conftest import ADAPTERS, TinyFleet
+from tests.tiny_fleet import ADAPTERS, TinyFleet
 
 pytestmark = pytest.mark.serve
 MAX_TOKENS = 24

@@ -11,23 +11,24 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.fleet_process import REGISTRY, REPLICA, ROOT, FleetProcess
-from tests.tiny_models import make_adapter, make_model
+from tests.fleet_process import LEASE_TTL_S, REGISTRY, REPLICA, ROOT, FleetProcess
+from tests.tiny_fleet import TinyFleet
+from tests.tiny_models import make_adapter
 
 pytestmark = pytest.mark.serve
-LEASE_TTL_S = 3.0
-OUTAGE_S = 10.0
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("base") / "tiny-llama")
+@pytest.fixture
+def base(tiny_base: Path) -> Path:
+    return tiny_base
 
 
-@pytest.fixture(scope="module")
-def fleet(base: Path) -> Iterator[FleetProcess]:
-    with FleetProcess(str(base), registry={"lease_ttl_s": LEASE_TTL_S}) as fleet:
-        yield fleet
+@pytest.fixture
+def fleet(tiny_fleet: TinyFleet) -> Iterator[FleetProcess]:
+    """The run's fleet, whole before and after."""
+    tiny_fleet.fleet.wait_ready(2)
+    yield tiny_fleet.fleet
+    tiny_fleet.fleet.wait_ready(2)
 
 
 def new_adapter(base: Path, folder: Path, seed: int) -> str:
@@ -81,7 +82,7 @@ def traffic(fleet: FleetProcess, model: str) -> Iterator[Traffic]:
 def control(fleet: FleetProcess, *arguments: str) -> None:
     subprocess.run(
         [sys.executable, str(ROOT / "tests" / "control_script.py"), *arguments],
-        env={**fleet._environment(), "RAY_ADDRESS": "auto", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
+        env=fleet.driver_environment(),
         cwd=ROOT,
         check=True,
         timeout=60,
@@ -140,12 +141,15 @@ def test_registry_killed_keeps_every_version_and_watchers_reconnect(
     assert len(fleet.replicas()) == 2
 
 
-def test_registry_down_inference_goes_on_from_the_last_catalog(fleet: FleetProcess, base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("outage_s", [6.0, pytest.param(60.0, marks=pytest.mark.soak)])
+def test_registry_down_inference_goes_on_from_the_last_catalog(
+    fleet: FleetProcess, base: Path, tmp_path: Path, outage_s: float
+) -> None:
     fleet.cli("push", "outage", new_adapter(base, tmp_path, 6))
     expected = ask(fleet, "outage").json()["choices"][0]["text"]
     control(fleet, "delete")
     with traffic(fleet, "outage") as running:
-        time.sleep(OUTAGE_S)
+        time.sleep(outage_s)
     assert len(running.answers) > 10
     assert set(running.answers) == {(200, expected)}
     refused = httpx.get(f"{fleet.url}/v1/adapters", timeout=60)

@@ -1,15 +1,15 @@
-"""One real fleet on a tiny random base for the whole folder, with five adapters pushed and their texts by PEFT."""
+"""One real fleet on a tiny random base, with five adapters and their texts by PEFT; its fixtures are in conftest."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 import torch
 from transformers import AutoTokenizer
 
 from tests.fleet_process import FleetProcess
-from tests.tiny_models import LLAMA_TARGETS, load_peft, make_adapter, make_model
+from tests.tiny_models import LLAMA_TARGETS, load_peft, make_adapter
 
 ADAPTERS = {
     "alpha": (("q_proj", "v_proj"), 4),
@@ -41,23 +41,16 @@ class TinyFleet:
         return tokenizer.decode(new, skip_special_tokens=True), len(new)
 
 
-@pytest.fixture(scope="session")
-def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("base") / "tiny-llama")
+@contextmanager
+def running_tiny_fleet(base: Path, adapters: dict[str, Path]) -> Iterator[TinyFleet]:
+    with FleetProcess(str(base)) as fleet:
+        for name, folder in adapters.items():
+            fleet.cli("push", name, str(folder))
+        yield TinyFleet(fleet, base, adapters)
 
 
-@pytest.fixture(scope="session")
-def tiny_adapters(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("adapters")
+def make_adapters(base: Path, folder: Path) -> dict[str, Path]:
     return {
-        name: make_adapter(tiny_base, targets, rank, folder=root / name, seed=seed)
+        name: make_adapter(base, targets, rank, folder=folder / name, seed=seed)
         for seed, (name, (targets, rank)) in enumerate(ADAPTERS.items())
     }
-
-
-@pytest.fixture(scope="session")
-def tiny_fleet(tiny_base: Path, tiny_adapters: dict[str, Path]) -> Iterator[TinyFleet]:
-    with FleetProcess(str(tiny_base)) as fleet:
-        for name, folder in tiny_adapters.items():
-            fleet.cli("push", name, str(folder))
-        yield TinyFleet(fleet, tiny_base, tiny_adapters)
