@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from replica.messages import GenerateRequest, TokenChunk
 
 Batch = tuple[TokenChunk, ...]
+UNREAD_S = 60.0
+"""Chunks that nobody has come for in this time belong to a gateway that is gone."""
 
 
 class Outbox:
@@ -31,6 +33,7 @@ class Outbox:
         self._open_choices: dict[str, int] = {}
         self._finished: dict[str, asyncio.Future[None]] = {}
         self._reader: object | None = None
+        self._unread_since_s = loop.time()
 
     def __repr__(self) -> str:
         return f"Outbox(open={len(self._open_choices)}, pending={len(self._pending)}, read={self._reader is not None})"
@@ -42,12 +45,14 @@ class Outbox:
     @property
     def is_abandoned(self) -> bool:
         """Whether nothing is in flight and nobody reads: its gateway may be gone for good."""
-        return self.is_idle and self._reader is None
+        forgotten = self._loop.time() - self._unread_since_s > UNREAD_S
+        return not self._open_choices and self._reader is None and (forgotten or not self._pending)
 
     def open(self, request: GenerateRequest) -> asyncio.Future[None]:
         """Expect a request's chunks; the future is done when the last choice has finished."""
         self._open_choices[request.request_id] = request.sampling.n
         self._silent.add(request.request_id)
+        self._unread_since_s = self._loop.time()
         future = self._finished[request.request_id] = self._loop.create_future()
         return future
 
@@ -89,8 +94,8 @@ class Outbox:
         self._news.set()
         self._urgent.set()
         sent_at_s = self._loop.time()
-        yield ()
         try:
+            yield ()
             while self._reader is reader:
                 if not self._pending:
                     self._news.clear()
@@ -107,6 +112,7 @@ class Outbox:
         finally:
             if self._reader is reader:
                 self._reader = None
+                self._unread_since_s = self._loop.time()
 
     async def _wait_out(self, sent_at_s: float) -> None:
         """Let the rest of the coalescing time pass, unless something urgent is there or comes."""

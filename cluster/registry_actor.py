@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -218,5 +219,6 @@ def write_piece(path: Path, offset: int, data: bytes) -> None:
 def remove_abandoned(spool: Path) -> None:
     """Delete uploads that no actor can still be receiving; what a killed actor left behind is found here."""
     for folder in spool.iterdir():
-        if time.time() - folder.stat().st_mtime > ABANDONED_S:
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(FileNotFoundError):  # an upload that ends meanwhile
+            if time.time() - folder.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -36,9 +36,9 @@ class ServeRegistry:
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
-    async def _call(self, method: str, *args: Any, within_s: float = ANSWER_S) -> Any:
-        """One call, tried again while the actor restarts: the actor's methods may all be repeated."""
-        for delay_s in (*RETRY_DELAYS_S, None):
+    async def _call(self, method: str, *args: Any, within_s: float = ANSWER_S, repeat: bool = True) -> Any:
+        """One call, tried again while the actor restarts if it may be repeated after a lost answer."""
+        for delay_s in (*(RETRY_DELAYS_S if repeat else ()), None):
             try:
                 return await call(getattr(self._handle, method).remote(*args), within_s)
             except TimeoutError:
@@ -140,10 +140,12 @@ class ServeRegistry:
     async def activate(
         self, name: str, alias: str, number: int, *, actor: str, expected_revision: int | None = None
     ) -> Activation:
-        return cast(Activation, await self._call("activate", name, alias, number, actor, expected_revision))
+        repeat = expected_revision is None
+        activation = await self._call("activate", name, alias, number, actor, expected_revision, repeat=repeat)
+        return cast(Activation, activation)
 
     async def rollback(self, name: str, alias: str, *, actor: str) -> Activation:
-        return cast(Activation, await self._call("rollback", name, alias, actor))
+        return cast(Activation, await self._call("rollback", name, alias, actor, repeat=False))
 
     async def retire(self, name: str, number: int | None, *, actor: str) -> AdapterRecord:
         return cast(AdapterRecord, await self._call("retire", name, number, actor))

@@ -125,7 +125,7 @@ class ReplicaDeployment:
     async def __del__(self) -> None:
         self._following.cancel()
         await self._member.leave()
-        self._replica.close()
+        await asyncio.to_thread(self._replica.close)  # load threads may wait for this very loop
 
     def _check_target(self, replica_id: str) -> None:
         if replica_id != self._replica_id:

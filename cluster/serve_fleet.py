@@ -1,6 +1,7 @@
 """The gateway's way to the replicas over Serve handles: one open call a request, one token channel a replica."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ class Channel:
         self._handle = handle.options(stream=True)
         self._gateway_id = gateway_id
         self._replica_id = replica_id
+        self.outbox_id = f"{gateway_id}/{uuid.uuid4().hex}"
+        """Names the replica's end. A stream that was given up may still be read from there, so it is never shared."""
         self._inboxes: dict[str, Inbox] = {}
         self._reader: asyncio.Task[None] | None = None
 
@@ -46,15 +49,17 @@ class Channel:
         """Read until the replica closes an idle channel; if requests are open by then, read on."""
         try:
             while True:
-                stream = self._handle.tokens.remote(gateway_id=self._gateway_id, replica_id=self._replica_id)
+                stream = self._handle.tokens.remote(gateway_id=self.outbox_id, replica_id=self._replica_id)
                 async for batch in stream:
                     self._deliver(batch)
                 if not self._inboxes:
                     return
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            # Serve cancels the stream of a replica that it stops; a shutdown of ours leaves no inbox to fail.
             gone = ReplicaGone(f"replica {self._replica_id} was lost: {translate(error)}")
             for inbox in self._inboxes.values():
                 inbox.fail(gone)
+            self.outbox_id = f"{self._gateway_id}/{uuid.uuid4().hex}"
 
     def _deliver(self, batch: Batch) -> None:
         for request_id, chunks in split_by_request(batch).items():
@@ -91,8 +96,9 @@ class ServeFleet:
         Raises ReplicaGone when the replica died or left, and ReplicaError subclasses as the replica raised them.
         """
         channel = self._channel(replica_id)
+        outbox_id = channel.outbox_id
+        response = self._handle.generate.remote(request=request, gateway_id=outbox_id, replica_id=replica_id)
         inbox = channel.open(request)
-        response = self._handle.generate.remote(request=request, gateway_id=self._gateway_id, replica_id=replica_id)
         life = asyncio.get_running_loop().create_task(self._follow(response, replica_id, inbox))
         try:
             while not inbox.is_finished or not inbox.is_empty:
@@ -108,6 +114,9 @@ class ServeFleet:
             await call(response)
         except MemberLost as error:
             inbox.fail(ReplicaGone(f"replica {replica_id} was lost: {error}"))
+        except asyncio.CancelledError:
+            inbox.fail(ReplicaGone(f"replica {replica_id} gave the call up"))
+            raise
         except Exception as error:
             inbox.fail(error)
 

@@ -41,6 +41,7 @@ class RequestLimits(Settings):
     max_stop: int = Field(default=16, ge=1)
     max_stop_chars: int = Field(default=1000, ge=1)
     max_logit_bias: int = Field(default=1024, ge=1)
+    max_stop_token_ids: int = Field(default=256, ge=1)
     request_timeout_s: float = Field(default=600.0, gt=0)
     max_concurrent_requests: int = Field(default=1024, ge=1)
     """Prompts in flight through this gateway; beyond it clients get 429."""

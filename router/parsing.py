@@ -12,6 +12,7 @@ from router.errors import BadRequest, BodyTooLarge
 
 Model = TypeVar("Model", bound=BaseModel)
 MAX_SHOWN_CHARS = 60
+MAX_SHOWN_FAULTS = 100
 
 _CODES = {
     "json_invalid": "invalid_json",
@@ -49,6 +50,8 @@ def parse_body(model: type[Model], body: bytes) -> Model:
 
 
 def _bad_request(error: ValidationError) -> BadRequest:
+    if error.error_count() > MAX_SHOWN_FAULTS:  # to describe them costs far more than to find them
+        return BadRequest(f"the body has {error.error_count()} faults, too many to list")
     details = error.errors(include_url=False)
     first = details[0]
     code = _CODES.get(first["type"], "invalid_type" if first["type"].endswith("_type") else "invalid_value")

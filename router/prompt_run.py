@@ -71,7 +71,8 @@ class PromptRun:
     def _can_begin(self, chunks: Sequence[TokenChunk]) -> bool:
         """Whether the prompt's log-probabilities, if asked for, are here: they come before any choice's text."""
         wanted = self._prompt.sampling.prompt_logprobs is not None
-        return not wanted or any(chunk.prompt_logprobs is not None for chunk in chunks)
+        failed = any(chunk.finish_reason in ("error", "abort") for chunk in chunks)
+        return not wanted or failed or any(chunk.prompt_logprobs is not None for chunk in chunks)
 
     def _echo(self, chunks: Sequence[TokenChunk]) -> list[Delta]:
         if self._prompt.echo is None:

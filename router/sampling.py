@@ -16,6 +16,7 @@ def check_limits(body: GenerationBody, limits: RequestLimits) -> None:
         if len(body.stop) > limits.max_stop:
             raise BadRequest(f"stop has {len(body.stop)} strings; allowed: at most {limits.max_stop}", "stop")
         _at_most("stop", max(map(len, body.stop), default=0), limits.max_stop_chars, "characters in a stop string")
+    _at_most("stop_token_ids", len(body.stop_token_ids or ()), limits.max_stop_token_ids, "token ids")
     if body.stream_options is not None and not body.stream:
         raise BadRequest("stream_options is only allowed with stream=true", "stream_options")
     if isinstance(body, ChatBody):

@@ -41,8 +41,7 @@ def tiny_fleet(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> "It
         yield fleet
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under pytest-xdist a file's tests stay together, and all tests of real fleets run one after another."""
-    for item in items:
-        is_fleet = item.get_closest_marker("serve") is not None
-        item.add_marker(pytest.mark.xdist_group("fleet" if is_fleet else item.path.as_posix()))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Under pytest-xdist a file's tests stay together, and all tests of the real fleet run one after another."""
+    is_fleet = item.get_closest_marker("serve") is not None
+    item.add_marker(pytest.mark.xdist_group("fleet" if is_fleet else item.path.as_posix()))

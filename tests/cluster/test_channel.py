@@ -150,3 +150,23 @@ def test_merging_keeps_logprobs_prompt_scores_and_ends() -> None:
     assert first.prompt_logprobs == (None, scores[3])
     assert first.finish_reason == "length"
     assert second == chunks[1]
+
+
+async def test_reader_that_leaves_at_once_is_forgotten() -> None:
+    outbox = Outbox(asyncio.get_running_loop(), linger_s=0.01, coalesce_s=0)
+    reading = outbox.read()
+    await anext(reading)
+    await reading.aclose()
+    assert outbox.is_abandoned
+
+
+async def test_outbox_of_a_dead_gateway_is_abandoned_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.channel.UNREAD_S", 0.05)
+    outbox = Outbox(asyncio.get_running_loop(), linger_s=0.01, coalesce_s=0)
+    outbox.open(request("a"))
+    outbox.put([chunk("a", 1)])
+    await asyncio.sleep(0)
+    outbox.close("a")
+    assert not outbox.is_abandoned
+    await asyncio.sleep(0.1)
+    assert outbox.is_abandoned

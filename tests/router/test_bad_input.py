@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from replica.errors import AdapterUnavailable
+from replica.messages import TokenChunk
 from router.config import RequestLimits, RouterConfig
 from router.schemas import HARMLESS
 from tests.router.support import (
@@ -293,3 +295,30 @@ async def test_prompt_without_tokens_is_refused() -> None:
     response = await stack.complete(prompt="")
     assert (response.status_code, error_of(response)["param"]) == (400, "prompt")
     assert "no tokens" in error_of(response)["message"]
+
+
+async def test_stop_token_ids_are_limited() -> None:
+    async with running() as stack:
+        answer = await stack.chat(stop_token_ids=[5] * 1000)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "stop_token_ids"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"stop_token_ids": [-1] * 10_000}, {f"x{index}": 1 for index in range(10_000)}], ids=["values", "names"]
+)
+async def test_answer_to_many_faults_is_short(fields: dict[str, Any]) -> None:
+    async with running() as stack:
+        answer = await stack.chat(**fields)
+        assert answer.status_code == 400
+        assert len(answer.content) < 1000
+
+
+async def test_error_of_a_replica_survives_echo_with_logprobs() -> None:
+    error = AdapterUnavailable("the weights are gone")
+    async with running() as stack:
+        stack.fleet.script = lambda replica_id, request: [
+            [TokenChunk(request.request_id, 0, (), finish_reason="error", error=error)]
+        ]
+        answer = await stack.complete(echo=True, logprobs=1, max_tokens=3)
+        assert answer.json()["error"]["code"] == "adapter_unavailable"
