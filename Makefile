@@ -36,7 +36,7 @@ lint: install
 	$(BIN)/mypy
 
 test: base lint  ## everything that needs pip alone
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 soak: base  ## long runs
 	$(BIN)/python -m pytest -m soak

@@ -3,13 +3,15 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from tests.tiny_fleet import TinyFleet
 
+ROOT = Path(__file__).parent.parent
 GGUF = Path("~/.cache/lorafleet/base/SmolLM2-135M-Instruct.Q4_1.gguf").expanduser()
 
 
@@ -41,7 +43,13 @@ def tiny_fleet(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> "It
         yield fleet
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Under pytest-xdist a file's tests stay together, and all tests of the real fleet run one after another."""
-    is_fleet = item.get_closest_marker("serve") is not None
-    item.add_marker(pytest.mark.xdist_group("fleet" if is_fleet else item.path.as_posix()))
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """A file's tests stay together on one worker, and all tests of the real fleet on one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "fleet" if "pytest.mark.serve" in (ROOT / file).read_text() else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)

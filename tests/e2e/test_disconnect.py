@@ -30,7 +30,9 @@ def held(tiny: TinyFleet) -> float:
 
 @pytest.mark.parametrize("is_streamed", [True, False], ids=["stream", "whole"])
 def test_closed_socket_gives_everything_back(tiny_fleet: TinyFleet, is_streamed: bool) -> None:
-    body = {"model": "beta", "prompt": "Hello", "max_tokens": 200, "ignore_eos": True, "stream": is_streamed}
+    # Work for many seconds, so that it cannot end by itself while this test looks.
+    fields = {"prompt": ["Hello"] * 8, "n": 16, "max_tokens": 200, "ignore_eos": True}
+    body = {"model": "beta", "stream": is_streamed, **fields}
     content = json.dumps(body).encode()
     tiny_fleet.fleet.wait_until(lambda: held(tiny_fleet) == 0, "idle fleet")
     took_s = []
