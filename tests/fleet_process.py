@@ -19,7 +19,7 @@ import psutil
 import yaml
 
 ROOT = Path(__file__).parent.parent
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 30.0
 LEASE_TTL_S = 3.0
 REPLICA, GATEWAY, REGISTRY = "fleet:Replica", "fleet:Gateway", "registry:RegistryActor"

@@ -88,7 +88,7 @@ async def test_new_reader_takes_over_from_an_old_one() -> None:
 
 
 async def test_first_token_and_end_go_at_once_and_the_rest_shares_messages() -> None:
-    outbox = Outbox(asyncio.get_running_loop(), linger_s=0.05, coalesce_s=0.5)
+    outbox = Outbox(asyncio.get_running_loop(), linger_s=0.05, coalesce_s=2.0)
     outbox.open(request("a"))
     loop = asyncio.get_running_loop()
     async with aclosing(outbox.read()) as messages:
@@ -96,18 +96,18 @@ async def test_first_token_and_end_go_at_once_and_the_rest_shares_messages() -> 
         started_s = loop.time()
         outbox.put([chunk("a", 1)])
         assert tokens_of(list(await anext(messages))) == {"a": [1]}
-        assert loop.time() - started_s < 0.2, "a first token does not wait"
+        assert loop.time() - started_s < 1.0, "a first token does not wait"
         for token in (2, 3):
             outbox.put([chunk("a", token)])
             await asyncio.sleep(0.05)
         message = await anext(messages)
-        assert 0.4 < loop.time() - started_s < 2
+        assert loop.time() - started_s > 1.5
         assert [item.token_ids for item in message] == [(2, 3)], "one chunk, both tokens"
         outbox.put([chunk("a", 4)])
         ended_s = loop.time()
         outbox.put([chunk("a", 5, finish="stop")])
         (last,) = await anext(messages)
-        assert loop.time() - ended_s < 0.2, "an end does not wait"
+        assert loop.time() - ended_s < 1.0, "an end does not wait"
         assert (last.token_ids, last.finish_reason) == ((4, 5), "stop")
 
 
