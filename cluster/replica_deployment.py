@@ -5,7 +5,7 @@ The engine is imported when a replica starts, so that no other process of the fl
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from cluster.member import Member
 from cluster.registry_client import ServeRegistry
 from cluster.serve_calls import MemberLost
 from registry.errors import JoinRefused, RegistryError
-from registry.types import AdapterManifest
 from replica.config import ReplicaConfig
 from replica.errors import EngineDead
 from replica.messages import GenerateRequest, ReplicaStatus
@@ -69,7 +68,7 @@ class ReplicaDeployment:
             config.replica.adapters.max_slots,
             spec,
             self._replica.tokenizer_json,
-            ReplicaStager(self._replica),
+            self._replica,
             registry,
             config.watch_timeout_s,
             config.replica.adapters.node_store_bytes,
@@ -139,31 +138,3 @@ class ReplicaDeployment:
                 self._loop, self._config.channel_linger_s, self._config.coalesce_s
             )
         return outbox
-
-
-class ReplicaStager:
-    """`cluster.staging.Stager` over a Replica."""
-
-    def __init__(self, replica: "Replica") -> None:
-        self._replica = replica
-
-    async def stage(self, manifest: AdapterManifest) -> None:
-        await self._replica.stage(manifest)
-
-    async def remember(self, manifest: AdapterManifest) -> None:
-        await self._replica.remember(manifest)
-
-    def forget(self, digest: str) -> None:
-        self._replica.forget(digest)
-
-    def staged(self) -> Sequence[str]:
-        return self._replica.staged()
-
-    def held(self) -> Sequence[str]:
-        return self._replica.held()
-
-    def resident(self) -> Sequence[str]:
-        return self._replica.status().resident
-
-    def is_alive(self) -> bool:
-        return self._replica.is_alive()

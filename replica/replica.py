@@ -183,6 +183,10 @@ class Replica:
         """The digests whose bytes are on the node at this moment."""
         return self._store.staged()
 
+    def resident(self) -> tuple[str, ...]:
+        """The digests that are in a slot at this moment."""
+        return self._cache.stats().resident
+
     def status(self) -> ReplicaStatus:
         """What the replica holds and does at this moment."""
         counts, stats = self.engine.counts, self._cache.stats()

@@ -128,34 +128,6 @@ class LocalReplicas:
         return {replica_id: replica.metrics() for replica_id, replica in self._replicas.items()}
 
 
-class ReplicaStager:
-    """`cluster.staging.Stager`."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-
-    async def stage(self, manifest: AdapterManifest) -> None:
-        await self._replica.stage(manifest)
-
-    async def remember(self, manifest: AdapterManifest) -> None:
-        await self._replica.remember(manifest)
-
-    def forget(self, digest: str) -> None:
-        self._replica.forget(digest)
-
-    def staged(self) -> Sequence[str]:
-        return self._replica.staged()
-
-    def held(self) -> Sequence[str]:
-        return self._replica.held()
-
-    def resident(self) -> Sequence[str]:
-        return self._replica.status().resident
-
-    def is_alive(self) -> bool:
-        return self._replica.is_alive()
-
-
 class LocalFleet:
     """Everything, running; `client` speaks HTTP to the gateway without a socket."""
 
@@ -214,7 +186,7 @@ class JoinedReplicas:
             adapters.max_slots,
             spec,
             replica.tokenizer_json,
-            ReplicaStager(replica),
+            replica,
             self._registry,
             watch_timeout_s=1.0,
             node_store_bytes=adapters.node_store_bytes,
