@@ -17,6 +17,7 @@ from typing import Any
 from fastapi import FastAPI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from benchmarks.provenance import save
 from registry.catalog import Catalog
 from registry.types import BaseSpec, CatalogDelta, ModuleSpec, ReplicaRecord
 from replica.messages import GenerateRequest, TokenChunk
@@ -133,6 +134,7 @@ async def cpu_us_per_token(
 
 
 async def main(args: argparse.Namespace) -> None:
+    results: list[dict[str, Any]] = []
     tokenizer = Tokenizer.from_file(str(args.tokenizer)) if args.tokenizer else byte_tokenizer()
     text = "The quick brown fox jumps over the lazy dog; naïve café, 你好 😀. " * 200
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids[: args.tokens]
@@ -143,6 +145,11 @@ async def main(args: argparse.Namespace) -> None:
             app = await application(tokenizer, fleet)
             runs = [await cpu_us_per_token(app, fleet, len(token_ids), args.streams, extra) for _ in range(5)]
             print(f"{per_message} token(s) a message, {name:12s} {min(runs):6.1f} us of CPU a token")
+            results.append({"tokens_a_message": per_message, "case": name, "cpu_us_per_token": round(min(runs), 1)})
+    conditions = {"streams": args.streams, "tokens": args.tokens, "tokenizer": "one token a byte"}
+    if args.tokenizer:
+        conditions["tokenizer"] = args.tokenizer.parent.name
+    print(save("gateway_cpu", __doc__ or "", conditions, results))
 
 
 if __name__ == "__main__":
