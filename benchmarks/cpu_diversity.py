@@ -67,7 +67,9 @@ def decode_batch(context: int, adapters: list[Pairs]) -> ForwardBatch:
         positions=torch.full((BATCH,), context - 1),
         spans=tuple(SequenceSpan(1, context, tuple(table)) for table in tables),
         logit_rows=torch.arange(BATCH),
-        segments=tuple(LoraSegment(place * share, (place + 1) * share, pairs) for place, pairs in enumerate(adapters)),
+        segments=tuple(
+            LoraSegment(place * share, (place + 1) * share, place, pairs) for place, pairs in enumerate(adapters)
+        ),
     )
 
 

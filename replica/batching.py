@@ -97,8 +97,8 @@ def _segments(works: Items[Work]) -> tuple[LoraSegment, ...]:
     for work in works:
         slot, lease, end = work.sequence.slot, work.sequence.group.lease, row + work.num_tokens
         if slot == last_slot and segments:
-            segments[-1] = LoraSegment(segments[-1].start, end, segments[-1].pairs)
+            segments[-1] = LoraSegment(segments[-1].start, end, slot, segments[-1].pairs)
         elif lease is not None:
-            segments.append(LoraSegment(row, end, lease.pairs))
+            segments.append(LoraSegment(row, end, slot, lease.pairs))
         row, last_slot = end, slot
     return tuple(segments)

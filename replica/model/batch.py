@@ -30,10 +30,14 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True)
 class LoraSegment:
-    """Packed rows [start, end) belong to one slot; `pairs` maps a site's index to its pair (absent: untouched)."""
+    """Packed rows [start, end) belong to `slot`; `pairs` maps a site's index to its pair (absent: untouched).
+
+    `slot` is the index by which kernels read their device tables.
+    """
 
     start: int
     end: int
+    slot: int
     pairs: Mapping[int, LoraPair]
 
 
@@ -62,3 +66,8 @@ class ForwardBatch:
     spans: tuple[SequenceSpan, ...]
     logit_rows: torch.Tensor
     segments: tuple[LoraSegment, ...] = ()
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every sequence computes one token, so that row i is sequence i."""
+        return all(span.num_tokens == 1 for span in self.spans)

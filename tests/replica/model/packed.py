@@ -92,14 +92,17 @@ class PackedRunner:
 
 
 def _segments(work: Sequence[tuple[Stream, int]]) -> tuple[LoraSegment, ...]:
+    """Each distinct set of pairs counts as a slot, in order of first use."""
     segments: list[LoraSegment] = []
+    slots: dict[int, int] = {}
     row = 0
     for stream, n in work:
         if stream.pairs is not None:
+            slot = slots.setdefault(id(stream.pairs), len(slots))
             if segments and segments[-1].pairs is stream.pairs and segments[-1].end == row:
-                segments[-1] = LoraSegment(segments[-1].start, row + n, stream.pairs)
+                segments[-1] = LoraSegment(segments[-1].start, row + n, slot, stream.pairs)
             else:
-                segments.append(LoraSegment(row, row + n, stream.pairs))
+                segments.append(LoraSegment(row, row + n, slot, stream.pairs))
         row += n
     return tuple(segments)
 
