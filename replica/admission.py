@@ -4,12 +4,13 @@ Knows the queue and the adapter leases, not KV blocks or batches. A request is c
 adapter is still loading it waits aside and others go on. Whatever a request holds here is released in one place.
 """
 
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from replica.errors import ReplicaError
-from replica.fair_queue import WaitingQueue
+from replica.fair_queue import Preference, WaitingQueue
 from replica.sequence import Lease, RequestGroup
 
 
@@ -23,15 +24,27 @@ class Adapters(Protocol):
 
 
 class Admission:
-    """The waiting queue, the requests whose adapter is loading, and the slots that admitted requests pin."""
+    """The waiting queue, the requests whose adapter is loading, and the slots that admitted requests pin.
+
+    With `patience_s`, a request that adds no adapter to those admitted may go ahead of one that does, as long as that
+    was first passed less than `patience_s` seconds ago.
+    """
 
     def __init__(
-        self, queue: WaitingQueue[RequestGroup], adapters: Adapters, *, num_slots: int, max_loading: int
+        self,
+        queue: WaitingQueue[RequestGroup],
+        adapters: Adapters,
+        *,
+        num_slots: int,
+        max_loading: int,
+        patience_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
         self._adapters = adapters
         self._num_slots = num_slots
         self._max_loading = max_loading
+        self._patience_s, self._clock = patience_s, clock
         self._loading: dict[str, RequestGroup] = {}
         self._resident: Counter[str] = Counter()
         """Adapter -> admitted requests that pin its slot."""
@@ -58,7 +71,7 @@ class Admission:
 
     def next(self) -> RequestGroup | None:
         """Admit the request whose turn it is and whose adapter is in a slot; None when no request can go on."""
-        while (group := self._queue.take(self._may_admit)) is not None:
+        while (group := self._queue.take(self._may_admit, self._preference())) is not None:
             group.order = self._num_admitted
             self._num_admitted += 1
             if group.adapter is None or self._acquire(group, group.adapter):
@@ -113,6 +126,12 @@ class Admission:
             self._resident[group.adapter] += 1
             return True
         return False
+
+    def _preference(self) -> Preference[RequestGroup] | None:
+        if not self._patience_s:
+            return None
+        admitted = {None, *self._resident, *(group.adapter for group in self._loading.values())}
+        return Preference(lambda group: group.adapter in admitted, self._patience_s, self._clock())
 
     def _may_admit(self, group: RequestGroup) -> bool:
         """Whether taking `group` next would only use a pinned slot, or join a load for which there is room."""

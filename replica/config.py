@@ -50,6 +50,8 @@ class AdapterCacheConfig(Settings):
     node_store_bytes: int = Field(default=8192 * MIB, ge=1)
     max_rank: int = Field(default=256, ge=1, le=256)
     num_load_threads: int = Field(default=4, ge=1, le=64)
+    num_read_threads: int | None = Field(default=None, ge=1, le=64)
+    """Threads that share the reading of one adapter; when omitted, 8 on CUDA and 1 on a CPU."""
     failure_ttl_s: float = Field(default=10.0, ge=0)
     drain_after_s: float = Field(default=1.0, ge=0)
     """How long an adapter waits for a slot while others are in constant use, before one of them takes no more work."""
@@ -66,7 +68,14 @@ class SchedulerConfig(Settings):
     block_size: int = Field(default=16, ge=1)
     num_kv_blocks: int | None = Field(default=None, ge=1)
     """Number of KV blocks; when omitted, as many as `kv_bytes` holds."""
-    kv_bytes: int = Field(default=512 * MIB, ge=1)
+    kv_bytes: int | None = Field(default=None, ge=1)
+    """Memory of the KV cache; when omitted, what is left on CUDA, and 512 MiB on a CPU."""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """The share of the GPU's memory that the replica takes, everything in it."""
+    graph_reserve_bytes: int = Field(default=1024 * MIB, ge=0)
+    """What of that share is left free for CUDA graphs, which are captured after the KV cache is there."""
+    adapter_patience_s: float = Field(default=0.0, ge=0)
+    """How long requests of adapters in the batch may go ahead of one that adds an adapter; 0 is never."""
 
 
 class ReplicaConfig(Settings):

@@ -91,7 +91,14 @@ class Engine:
         self._on_fatal = on_fatal
         self._clock = clock
         self._blocks = BlockManager(num_blocks, config.block_size)
-        self._admission = Admission(make_queue(config), adapters, num_slots=num_slots, max_loading=config.max_num_seqs)
+        self._admission = Admission(
+            make_queue(config),
+            adapters,
+            num_slots=num_slots,
+            max_loading=config.max_num_seqs,
+            patience_s=config.adapter_patience_s,
+            clock=clock,
+        )
         self._scheduler = Scheduler(config, self._admission, self._blocks)
         self._outgoing = Outgoing()
         self._num_steps = 0

@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 
@@ -22,11 +23,26 @@ class Queued(Protocol):
 T = TypeVar("T", bound=Queued)
 
 
+@dataclass(frozen=True, slots=True)
+class Preference(Generic[T]):
+    """Whom to take ahead of their turn: requests that `likes` names, at the time `now_s`.
+
+    A request that was first passed `patience_s` seconds ago or earlier is passed no more.
+    """
+
+    likes: Callable[[T], bool]
+    patience_s: float
+    now_s: float
+
+
 class WaitingQueue(Protocol[T]):
-    """An admission policy. Within a tenant, the first request in arrival order that may be admitted goes first."""
+    """An admission policy. Within a tenant, the first request in arrival order that may be admitted goes first.
+
+    With a preference, one that it likes may go ahead of one that it does not, for a bounded time.
+    """
 
     def push(self, item: T) -> None: ...
-    def take(self, may_admit: Callable[[T], bool]) -> T | None: ...
+    def take(self, may_admit: Callable[[T], bool], preference: Preference[T] | None = None) -> T | None: ...
     def remove(self, item: T) -> bool: ...
     def refund(self, tenant: str, tokens: int) -> None: ...
     def __len__(self) -> int: ...
@@ -38,6 +54,8 @@ class ArrivalQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._items: OrderedDict[Hashable, T] = OrderedDict()
+        self._passed_at_s: dict[Hashable, float] = {}
+        """When each of those that were passed was first passed."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -55,15 +73,39 @@ class ArrivalQueue(Generic[T]):
         """The first request that may be admitted."""
         return next((item for item in self._items.values() if may_admit(item)), None)
 
-    def take(self, may_admit: Callable[[T], bool]) -> T | None:
-        """Remove and return the first request that may be admitted."""
-        item = self.peek(may_admit)
+    def choose(self, may_admit: Callable[[T], bool], preference: Preference[T] | None) -> T | None:
+        """The first request that may be admitted, or one behind it that is liked while the first may be passed."""
+        first = self.peek(may_admit)
+        if first is None or preference is None or not self.may_pass(first, preference):
+            return first
+        return self.peek(lambda item: preference.likes(item) and may_admit(item)) or first
+
+    def may_pass(self, item: T, preference: Preference[T]) -> bool:
+        """Whether a liked request may go ahead of `item`."""
+        passed_at_s = self._passed_at_s.get(item.key, preference.now_s)
+        return not preference.likes(item) and preference.now_s - passed_at_s < preference.patience_s
+
+    def note_passed(self, item: T, now_s: float) -> None:
+        """Another went although it was the turn of `item`."""
+        self._passed_at_s.setdefault(item.key, now_s)
+
+    def take(self, may_admit: Callable[[T], bool], preference: Preference[T] | None = None) -> T | None:
+        """Remove and return the request that `choose` names."""
+        item = self.choose(may_admit, preference)
         if item is not None:
-            del self._items[item.key]
+            self.take_chosen(item, may_admit, preference)
         return item
+
+    def take_chosen(self, item: T, may_admit: Callable[[T], bool], preference: Preference[T] | None) -> None:
+        """Remove what `choose` named, and note whom it passed."""
+        first = self.peek(may_admit)
+        if preference is not None and first is not None and first is not item:
+            self.note_passed(first, preference.now_s)
+        self.remove(item)
 
     def remove(self, item: T) -> bool:
         """Take `item` out; False when it was not waiting."""
+        self._passed_at_s.pop(item.key, None)
         return self._items.pop(item.key, None) is not None
 
     def refund(self, tenant: str, tokens: int) -> None:
@@ -90,13 +132,17 @@ class FairQueue(Generic[T]):
     tenant's deficit covers its cost. A tenant whose requests may not be admitted just now keeps its deficit and earns
     none; a tenant with nothing waiting has none. Rounds in which nobody could afford anything are taken in one stride,
     so a call costs one pass over the tenants however large the costs are.
+
+    A liked request that goes ahead is charged to its own tenant, out of what that has in this round: its quantum may
+    come early, never twice. So no round begins while somebody's turn is passed, and the shares stay as they were.
     """
 
     def __init__(self, quantum: int) -> None:
         self._quantum = quantum
         self._ring: OrderedDict[str, _Tenant[T]] = OrderedDict()
-        """Tenants with waiting requests; the first one has the turn and has had this round's quantum if `_paid`."""
-        self._paid = False
+        """Tenants with waiting requests; the first one has the turn."""
+        self._paid: set[str] = set()
+        """Who has had this round's quantum: the first of the ring, and those that went ahead of it."""
 
     def __len__(self) -> int:
         return sum(len(tenant.queue) for tenant in self._ring.values())
@@ -116,8 +162,21 @@ class FairQueue(Generic[T]):
             self._ring[item.tenant] = _Tenant()
         self._ring[item.tenant].push(item)
 
-    def take(self, may_admit: Callable[[T], bool]) -> T | None:
-        """Remove, charge and return the request whose turn it is among those that may be admitted."""
+    def take(self, may_admit: Callable[[T], bool], preference: Preference[T] | None = None) -> T | None:
+        """Remove, charge and return the request whose turn it is among those that may be admitted, or a liked one."""
+        turn = self._next_turn(may_admit)
+        if turn is None:
+            return None
+        item = turn if preference is None else self._ahead_of(turn, may_admit, preference)
+        tenant = self._ring[item.tenant]
+        self._pay(item.tenant, tenant, item)
+        tenant.deficit -= item.cost
+        tenant.queue.take_chosen(item, may_admit, preference)
+        self._forget_idle(item.tenant)
+        return item
+
+    def _next_turn(self, may_admit: Callable[[T], bool]) -> T | None:
+        """Go round until the first of the ring can pay for its request, and return that."""
         wishes = self._wishes(may_admit)
         if not wishes:
             return None
@@ -125,9 +184,21 @@ class FairQueue(Generic[T]):
         while True:
             name, tenant = next(iter(self._ring.items()))
             item = wishes.get(name)
-            if item is not None and self._affords(tenant, item):
-                return self._charge(name, tenant, item)
+            if item is not None and self._pay(name, tenant, item):
+                return item
             self._pass_turn(name)
+
+    def _ahead_of(self, turn: T, may_admit: Callable[[T], bool], preference: Preference[T]) -> T:
+        """A liked request that goes although it is the turn of `turn`, or `turn` itself."""
+        owner = self._ring[turn.tenant].queue
+        if not owner.may_pass(turn, preference):
+            return turn
+        for name, tenant in self._ring.items():
+            item = tenant.queue.choose(may_admit, preference)
+            if item is not None and preference.likes(item) and self._could_pay(name, tenant, item):
+                owner.note_passed(turn, preference.now_s)
+                return item
+        return turn
 
     def _wishes(self, may_admit: Callable[[T], bool]) -> dict[str, T]:
         peeked = ((name, tenant.queue.peek(may_admit)) for name, tenant in self._ring.items())
@@ -147,27 +218,31 @@ class FairQueue(Generic[T]):
     def _earns(self, tenant: _Tenant[T]) -> float:
         return max(1.0, self._quantum * tenant.weight)
 
-    def _affords(self, tenant: _Tenant[T], item: T) -> bool:
-        if tenant.deficit < item.cost and not self._paid:
-            self._paid = True
+    def _pay(self, name: str, tenant: _Tenant[T], item: T) -> bool:
+        """Whether the tenant can pay for `item`, after it was given this round's quantum if that takes it."""
+        if tenant.deficit < item.cost and name not in self._paid:
+            self._paid.add(name)
             tenant.deficit += self._earns(tenant)
         return tenant.deficit >= item.cost
 
-    def _charge(self, name: str, tenant: _Tenant[T], item: T) -> T:
-        tenant.deficit -= item.cost
-        tenant.queue.remove(item)
-        self._forget_idle(name)
-        return item
+    def _could_pay(self, name: str, tenant: _Tenant[T], item: T) -> bool:
+        return tenant.deficit + (0 if name in self._paid else self._earns(tenant)) >= item.cost
 
     def _pass_turn(self, name: str) -> None:
         self._ring.move_to_end(name)
-        self._paid = False
+        self._end_turn(name)
+
+    def _end_turn(self, name: str) -> None:
+        """Others that went ahead and are still here had their quantum early; those that left owe nothing now."""
+        self._paid.discard(name)
+        self._paid.intersection_update(self._ring)
 
     def _forget_idle(self, name: str) -> None:
         if not len(self._ring[name].queue):
-            if next(iter(self._ring)) == name:
-                self._paid = False
+            had_turn = next(iter(self._ring)) == name
             del self._ring[name]
+            if had_turn:
+                self._end_turn(name)
 
     def remove(self, item: T) -> bool:
         """Take `item` out without charging it; False when it was not waiting."""

@@ -10,7 +10,7 @@ import torch
 from registry.types import AdapterManifest, BaseSpec
 from replica.adapters.cache import AdapterCache
 from replica.adapters.node_store import BlobSource, NodeStore
-from replica.config import ModelConfig, ReplicaConfig, SchedulerConfig
+from replica.config import MIB, ModelConfig, ReplicaConfig, SchedulerConfig
 from replica.engine import Engine
 from replica.errors import EngineDead, OutOfMemory, ReplicaDraining, UnknownAdapter
 from replica.limits import RequestLimits
@@ -241,7 +241,8 @@ def _num_kv_blocks(model: Model, config: SchedulerConfig) -> int:
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
     num_bytes = model.kv_bytes_per_block(config.block_size)
-    num_blocks = config.kv_bytes // num_bytes
+    kv_bytes = config.kv_bytes or 512 * MIB
+    num_blocks = kv_bytes // num_bytes
     if num_blocks < 1:
-        raise OutOfMemory(f"scheduler.kv_bytes is {config.kv_bytes}; one KV block takes {num_bytes} bytes")
+        raise OutOfMemory(f"scheduler.kv_bytes is {kv_bytes}; one KV block takes {num_bytes} bytes")
     return num_blocks
