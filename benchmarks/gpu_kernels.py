@@ -1,0 +1,310 @@
+"""What LoRA adds to the base product at each projection of a Llama-3.1-8B layer, in microseconds in a CUDA graph.
+
+python -m benchmarks.gpu_kernels [--out DIR] [--tune FILE]
+
+64 rows, one base product alone (cuBLAS) against base and LoRA in one launch, over 32 layers' buffers in turn, so that
+neither side finds its weights in L2. Conditions and the peers' figures are those of the table in `PEERS`.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.provenance import commit
+from replica.adapters.slot_tables import SlotTables
+from replica.kernels.grouped_lora import GroupShape, LoraKernels
+from replica.kernels.rows import RowSegment, RowsView, num_words, pack_rows, tile_rows_for
+from replica.kernels.tuning import FusedConfig, fused_config
+
+NUM_LAYERS = 32
+NUM_ROWS = 64
+DEVICE = torch.device("cuda")
+DTYPE = torch.bfloat16
+NUM_SLOTS = 64
+
+SITES: dict[str, tuple[int, tuple[int, ...]]] = {
+    "qkv": (4096, (4096, 1024, 1024)),
+    "o": (4096, (4096,)),
+    "gate_up": (4096, (14336, 14336)),
+    "down": (14336, (4096,)),
+}
+
+PEERS = {
+    "qkv": {8: (16.1, 22.8), 64: (16.5, 40.8)},
+    "gate_up": {8: (62.3, 68.1), 64: (62.6, 97.5)},
+    "down": {8: (35.4, 42.7), 64: (35.8, 58.5)},
+}
+"""SGLang 0.5.23 triton_v2 on an H200 under the same conditions: (base, base + LoRA), microseconds."""
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """One adapter of the batch: its rank, and which of a group's projections it touches."""
+
+    rank: int
+    touches: tuple[bool, ...] = (True, True, True)
+
+
+class Bench:
+    """Weights of all layers for one group, and an arena of adapters that touch it."""
+
+    def __init__(self, name: str, tenants: Sequence[Tenant], num_layers: int = NUM_LAYERS) -> None:
+        self.in_features, self.outs = SITES[name]
+        self.num_layers = num_layers
+        num_out, num_projections = sum(self.outs), len(self.outs)
+        generator = torch.Generator(DEVICE).manual_seed(0)
+        self.x = [_random(generator, NUM_ROWS, self.in_features) for _ in range(num_layers)]
+        self.weights = [_random(generator, num_out, self.in_features) * 0.02 for _ in range(num_layers)]
+        self.tables = SlotTables(NUM_SLOTS, NUM_LAYERS * num_projections, DEVICE)
+        self.memory = _random(generator, self._place(tenants)) * 0.02
+        self.groups = [
+            GroupShape(tuple(range(layer * num_projections, (layer + 1) * num_projections)), self.outs, self.in_features)
+            for layer in range(num_layers)
+        ]
+        max_rank = max(tenant.rank for tenant in tenants)
+        self.kernels = LoraKernels(
+            self.memory, self.tables, max_rows=NUM_ROWS, max_rank=max_rank, num_groups=num_layers
+        )
+        self.tenants = tenants
+
+    def _place(self, tenants: Sequence[Tenant]) -> int:
+        """Slot by slot, layer by layer, as images are."""
+        end, host = 0, SlotTables(NUM_SLOTS, self.tables.ranks.shape[1], torch.device("cpu"))
+        for slot, tenant in enumerate(tenants):
+            for layer, (p, width) in itertools.product(range(self.num_layers), enumerate(self.outs)):
+                if not tenant.touches[p]:
+                    continue
+                site, stride = layer * len(self.outs) + p, -(-tenant.rank // 8) * 8
+                host.a_offsets[slot, site] = end
+                end += tenant.rank * self.in_features
+                host.b_offsets[slot, site] = end
+                end += width * stride
+                host.ranks[slot, site], host.scales[slot, site] = tenant.rank, 0.5
+        for mine, theirs in ((self.tables.a_offsets, host.a_offsets), (self.tables.b_offsets, host.b_offsets)):
+            mine.copy_(theirs)
+        self.tables.ranks.copy_(host.ranks)
+        self.tables.scales.copy_(host.scales)
+        return end
+
+    def view(self, num_adapters: int) -> RowsView:
+        words = torch.zeros(num_words(NUM_ROWS), dtype=torch.int32)
+        share = NUM_ROWS // max(num_adapters, 1)
+        segments = [
+            RowSegment(slot * share, (slot + 1) * share, slot, self.tenants[slot].rank) for slot in range(num_adapters)
+        ]
+        num_tiles = pack_rows(segments, NUM_ROWS, words.numpy())
+        return RowsView(words.to(DEVICE), NUM_ROWS, tile_rows_for(NUM_ROWS), num_tiles, 64)
+
+    def base(self) -> None:
+        for layer in range(self.num_layers):
+            torch.nn.functional.linear(self.x[layer], self.weights[layer])
+
+    def fused(self, num_adapters: int, config: FusedConfig) -> Callable[[], None]:
+        view = self.view(num_adapters)
+
+        def run() -> None:
+            self.kernels.begin(view)
+            for layer in range(self.num_layers):
+                self.kernels.linear(self.x[layer], self.weights[layer], None, self.groups[layer], layer, config)
+
+        return run
+
+    def unfused(self, num_adapters: int) -> Callable[[], None]:
+        view = self.view(num_adapters)
+
+        def run() -> None:
+            self.kernels.begin(view)
+            for layer in range(self.num_layers):
+                y = torch.nn.functional.linear(self.x[layer], self.weights[layer])
+                self.kernels.add(y, self.x[layer], self.groups[layer])
+
+        return run
+
+    def error(self, num_adapters: int, config: FusedConfig) -> float:
+        """Relative distance of one layer from float64."""
+        view, group = self.view(num_adapters), self.groups[0]
+        self.kernels.begin(view)
+        y = self.kernels.linear(self.x[0], self.weights[0], None, group, 0, config).double()
+        expected = self.x[0].double() @ self.weights[0].double().T
+        share = NUM_ROWS // max(num_adapters, 1)
+        for slot in range(num_adapters):
+            rows, column = slice(slot * share, (slot + 1) * share), 0
+            for site, width in zip(group.sites, group.out_features, strict=True):
+                rank = int(self.tables.ranks[slot, site])
+                if rank:
+                    a_at, b_at = int(self.tables.a_offsets[slot, site]), int(self.tables.b_offsets[slot, site])
+                    stride = -(-rank // 8) * 8
+                    a = self.memory[a_at : a_at + rank * self.in_features].view(rank, -1).double()
+                    b = self.memory[b_at : b_at + width * stride].view(width, stride)[:, :rank].double()
+                    expected[rows, column : column + width] += 0.5 * (self.x[0][rows].double() @ a.T @ b.T)
+                column += width
+        return float((y - expected).norm() / expected.norm())
+
+
+def _random(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator, device=DEVICE, dtype=DTYPE)
+
+
+class Timed:
+    """A captured graph of one pass over the layers."""
+
+    def __init__(self, run: Callable[[], None], num_layers: int) -> None:
+        run()
+        torch.cuda.synchronize()
+        self.num_layers, self.graph = num_layers, torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            run()
+
+    def us(self, repeats: int = 5) -> float:
+        """Microseconds a layer in one measurement."""
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(repeats):
+            self.graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) * 1e3 / repeats / self.num_layers
+
+
+def medians(timed: dict[str, Timed], rounds: int = 9) -> dict[str, float]:
+    """All variants in turn, `rounds` times over; the median of each."""
+    found: dict[str, list[float]] = {name: [] for name in timed}
+    for one in timed.values():
+        one.us()
+    for _ in range(rounds):
+        for name, one in timed.items():
+            found[name].append(one.us())
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def default_config(name: str) -> FusedConfig:
+    in_features, outs = SITES[name]
+    return fused_config(NUM_ROWS, sum(outs), in_features, torch.cuda.get_device_properties(0).multi_processor_count)
+
+
+def measure(name: str) -> list[dict[str, Any]]:
+    """The table's rows for one group of projections."""
+    bench = Bench(name, [Tenant(16)] * NUM_SLOTS)
+    config = default_config(name)
+    timed = {"base": Timed(bench.base, NUM_LAYERS)}
+    for count in (0, 1, 8, 32, 64):
+        timed[f"{count}"] = Timed(bench.fused(count, config), NUM_LAYERS)
+    for count in (8, 64):
+        timed[f"unfused {count}"] = Timed(bench.unfused(count), NUM_LAYERS)
+    us = medians(timed)
+    errors = {count: bench.error(count, config) for count in (1, 8, 64)}
+    del bench, timed
+    us.update(_other_ranks(name, config))
+    rows = []
+    for count, total in us.items():
+        peer = PEERS.get(name, {}).get(int(count), None) if count.isdigit() else None
+        rows.append(
+            {
+                "site": name, "case": count, "us": round(total, 2), "added_us": round(total - us["base"], 2),
+                "peer_added_us": None if peer is None else round(peer[1] - peer[0], 2),
+                "error": errors.get(int(count)) if count.isdigit() else None,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _other_ranks(name: str, config: FusedConfig) -> dict[str, float]:
+    """64 tenants at r=8; 63 at r=8 and one at r=64; every second one on the first projection only."""
+    cases = {
+        "64 at r=8": [Tenant(8)] * 64,
+        "63 at r=8, one at r=64": [Tenant(64)] + [Tenant(8)] * 63,
+        "64 at r=16, half on the first projection": [Tenant(16), Tenant(16, (True, False, False))] * 32,
+    }
+    benches = {case: Bench(name, tenants, 16) for case, tenants in cases.items()}
+    return medians({case: Timed(bench.fused(64, config), 16) for case, bench in benches.items()})
+
+
+def tuning_grid(base: FusedConfig) -> list[FusedConfig]:
+    """Cuts worth trying, in two rounds: the product's blocks, then the adapters'."""
+    found = []
+    for block_n, block_k, stages, warps in itertools.product((32, 64, 128), (64, 128), (3, 4, 6), (4, 8)):
+        if (NUM_ROWS + block_n) * block_k * 2 * stages <= 220_000 and not (warps == 8 and block_n == 32):
+            found.append(replace(base, block_n=block_n, block_k=block_k, stages=stages, num_warps=warps))
+    return found
+
+
+def second_grid(base: FusedConfig) -> list[FusedConfig]:
+    found = []
+    for workers, splits, chunk in itertools.product((66, 132, 264), (4, 8, 16), (256, 512)):
+        found.append(replace(base, num_workers=workers, splits=splits, chunk=chunk))
+    for unroll, b_stages in itertools.product((1, 2, 4), (2, 3, 4)):
+        found.append(replace(base, unroll=unroll, b_stages=b_stages))
+    return found
+
+
+_PREPARED: dict[str, Bench] = {}
+
+
+def _compile(job: tuple[str, FusedConfig]) -> str | None:
+    """In a process of its own: build and run once, so that the kernel is in the cache on disk."""
+    name, config = job
+    try:
+        if name not in _PREPARED:
+            _PREPARED[name] = Bench(name, [Tenant(16)] * NUM_SLOTS, 1)
+        _PREPARED[name].fused(8, config)()
+        torch.cuda.synchronize()
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    return None
+
+
+def tune(name: str, counts: Iterable[int], grids: Sequence[Callable[[FusedConfig], list[FusedConfig]]]) -> dict[str, Any]:
+    """Try every config of each grid in turn, the second around the best of the first."""
+    best, log = default_config(name), []
+    bench = Bench(name, [Tenant(16)] * NUM_SLOTS)
+    base = medians({"base": Timed(bench.base, NUM_LAYERS)})["base"]
+    for grid in grids:
+        configs = grid(best)
+        with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
+            faults = list(pool.map(_compile, [(name, config) for config in configs]))
+        scores: list[tuple[float, FusedConfig, dict[str, float]]] = []
+        for config, fault in zip(configs, faults, strict=True):
+            if fault is not None:
+                log.append({"config": asdict(config), "fault": fault})
+                continue
+            us = medians({str(n): Timed(bench.fused(n, config), NUM_LAYERS) for n in counts}, rounds=3)
+            scores.append((sum(us.values()), config, us))
+            log.append({"config": asdict(config), "us": us})
+        best = min(scores, key=lambda score: score[0])[1]
+        for total, config, us in sorted(scores, key=lambda score: score[0])[:6]:
+            print(name, f"base {base:.1f}", {k: round(v, 1) for k, v in us.items()}, tuple(asdict(config).values()), flush=True)
+    return {"site": name, "base_us": base, "best": asdict(best), "log": log}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--sites", default=",".join(SITES))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    names = options.sites.split(",")
+    if options.tune:
+        results = [tune(name, (0, 8, 64), [tuning_grid, second_grid]) for name in names]
+        (options.out / "gpu_kernels_tuning.json").write_text(json.dumps(results, indent=1))
+        return
+    rows = [row for name in names for row in measure(name)]
+    device = torch.cuda.get_device_name()
+    record = {"device": device, "torch": torch.__version__, "commit": commit(), "rows": rows}
+    (options.out / "gpu_kernels.json").write_text(json.dumps(record, indent=1))
+    print(f"{device}, torch {torch.__version__}, commit {record['commit']}; microseconds a layer, {NUM_ROWS} rows, r=16")
+    for row in rows:
+        print("  ".join(f"{key} {value}" for key, value in row.items() if value is not None))
+
+
+if __name__ == "__main__":
+    main()
