@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from registry.block_diagonal import FIELDS as BLOCK_FIELDS
+from registry.block_diagonal import BlockRules
 from registry.config_fields import check_kind
 from registry.faults import FaultList, shown
 from registry.strict_json import StrictJsonError, parse
@@ -23,7 +25,10 @@ class AdapterConfig:
     rank_pattern: dict[str, int]
     alpha_pattern: dict[str, float]
     rules: TargetRules = field(default_factory=lambda: TargetRules(None))
+    blocks: BlockRules = field(default_factory=BlockRules)
     base_name: str | None = None
+    revision: str | None = None
+    """Of the base."""
 
     def scale(self, rank: int, alpha: float) -> float:
         """alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA (arXiv 2312.03732)."""
@@ -66,7 +71,9 @@ class _Fields:
                 for key, value in self._mapping("alpha_pattern").items()
             },
             rules=self._rules(),
+            blocks=self._blocks(),
             base_name=self._text("base_model_name_or_path"),
+            revision=self._text("revision"),
         )
         if config.alpha == 0:
             self._faults.warn("alpha_zero", "lora_alpha is 0: the adapter changes nothing", field="lora_alpha")
@@ -108,6 +115,20 @@ class _Fields:
         if value is not None:
             self._bad(name, value, "an object or null")
         return {}
+
+    def _blocks(self) -> BlockRules:
+        if not self._raw.get("use_bdlora"):
+            return BlockRules()
+        nested = _Fields(self._mapping("use_bdlora"), self._faults)
+        for key, value in nested._raw.items():
+            if value and key not in BLOCK_FIELDS:
+                self._faults.add("unknown_field", f"use_bdlora has the field {shown(key)}", field="use_bdlora")
+        return BlockRules(
+            num_blocks=nested._rank("nblocks", nested._raw.get("nblocks", 1)) or 1,
+            a_names=nested._listed("target_modules_bd_a"),
+            b_names=nested._listed("target_modules_bd_b"),
+            strict=nested._raw.get("match_strict") is None or nested._flag("match_strict"),
+        )
 
     def _rules(self) -> TargetRules:
         targets = self._names("target_modules")

@@ -13,7 +13,13 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
 ADDED_TOKENS_FILE = "added_tokens.json"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+BASE_FILE = "lorafleet_base.json"
+TOKENIZER_FILES = (ADDED_TOKENS_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
+KEPT_FILES = frozenset({CONFIG_FILE, WEIGHTS_FILE, PICKLE_FILE, CHAT_TEMPLATE_FILE, BASE_FILE, *TOKENIZER_FILES})
+"""Names that mean something here; other files of an upload are ignored and never opened."""
 
 _SHARD = re.compile(r"adapter_model(-\d+-of-\d+\.(safetensors|bin)|\.(safetensors|bin)\.index\.json)")
 
@@ -24,7 +30,9 @@ class AdapterFiles:
 
     config: Path | None
     weights: Path | None
-    added_tokens: Path | None
+    base: Path | None
+    tokenizer: Mapping[str, Path]
+    """By name, what may add tokens: see TOKENIZER_FILES."""
 
 
 def find_adapter(files: Mapping[str, Path], config: RegistryConfig, faults: FaultList) -> AdapterFiles:
@@ -44,7 +52,8 @@ def find_adapter(files: Mapping[str, Path], config: RegistryConfig, faults: Faul
     found = AdapterFiles(
         config=_required(members, CONFIG_FILE, "config_missing", config.max_config_bytes, faults),
         weights=_required(members, WEIGHTS_FILE, "weights_missing", config.max_adapter_bytes, faults),
-        added_tokens=members.get(ADDED_TOKENS_FILE),
+        base=members.get(BASE_FILE),
+        tokenizer={name: members[name] for name in TOKENIZER_FILES if name in members},
     )
     if CHAT_TEMPLATE_FILE in members:
         faults.warn("chat_template_ignored", f"{CHAT_TEMPLATE_FILE} is ignored; the base model's template is used")
@@ -58,9 +67,18 @@ def weights_path(files: Mapping[str, Path], config: RegistryConfig) -> Path:
     return weights
 
 
+def is_plain_path(name: str) -> bool:
+    """Whether `name` is a relative path of plain parts, with `/` between them."""
+    return not ({"\\", "\0"} & set(name)) and all(part not in ("", ".", "..") for part in name.split("/"))
+
+
+def is_shard(name: str) -> bool:
+    """Whether `name` is a part of sharded weights or their index."""
+    return _SHARD.fullmatch(name) is not None
+
+
 def _is_sane(name: str, path: Path, faults: FaultList) -> bool:
-    parts = name.split("/")
-    if not name or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+    if not is_plain_path(name):
         faults.add("unsafe_path", f"the file name {shown(name)} is not a plain relative path")
         return False
     if path.is_symlink() or not path.is_file():
@@ -98,7 +116,7 @@ def _refuse_other_forms(members: Mapping[str, Path], faults: FaultList) -> None:
             hint="save with safe_serialization=True and upload adapter_model.safetensors alone",
         )
     for name in members:
-        if _SHARD.fullmatch(name):
+        if is_shard(name):
             faults.add(
                 "sharded", f"{name}: shards and indexes are not part of the adapter format", hint="save one file"
             )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry.adapter_config import AdapterConfig
+from registry.block_diagonal import BlockError, stored_shapes
 from registry.config import RegistryConfig
 from registry.config_fields import CHANGES_SHAPES
 from registry.faults import FaultList, shown
@@ -51,14 +52,24 @@ class Binder:
         if "field_type" not in self._faults.codes:
             self._check_targets(adapter, pairs)
         ranks, alphas = self._resolve(adapter, pairs)
-        for pair in pairs.values():
-            self._check_shapes(pair, ranks[pair.module.path])
+        blocks = {name: self._blocks_of(adapter, name) for name in pairs}
+        for name, pair in pairs.items():
+            self._check_shapes(pair, ranks[name], blocks[name])
         if self._faults.codes:
             return ()
         if all(facts[pair.b.key].is_zero for pair in pairs.values()):
             self._faults.warn("changes_nothing", "every lora_B is zero: the adapter changes nothing")
         return tuple(
-            _module_lora(pairs[name], facts, ranks[name], alphas[name], adapter.scale(ranks[name], alphas[name]))
+            ModuleLora(
+                path=name,
+                rank=ranks[name],
+                alpha=alphas[name],
+                scale=adapter.scale(ranks[name], alphas[name]),
+                a=_tensor_info(pairs[name].a, facts[pairs[name].a.key]),
+                b=_tensor_info(pairs[name].b, facts[pairs[name].b.key]),
+                a_blocks=blocks[name][0],
+                b_blocks=blocks[name][1],
+            )
             for name in sorted(pairs)
         )
 
@@ -136,15 +147,29 @@ class Binder:
                 self._faults.warn("pattern_idle", f"{field} matches no module with {listed}", field=field)
         return ranks, alphas
 
-    def _check_shapes(self, pair: Pair, rank: int) -> None:
+    def _blocks_of(self, adapter: AdapterConfig, path: str) -> tuple[int, int]:
+        try:
+            return adapter.blocks.blocks_of(path)
+        except BlockError as error:
+            self._faults.add("bdlora", f"use_bdlora: {error}", field="use_bdlora")
+            return 1, 1
+
+    def _check_shapes(self, pair: Pair, rank: int, blocks: tuple[int, int]) -> None:
         """Against the base, and against `rank` unless a fault in the configuration makes that a guess."""
         if self._faults.codes & {"field_type", "pattern"} and pair.a.shape:
             rank = pair.a.shape[0]
         if rank > self._config.max_rank:
             message = f"{shown(pair.module.path)} has rank {rank}; at most {self._config.max_rank} is served"
             self._faults.add("rank_too_large", message, field="r")
-        self._check_shape(pair.a, (rank, pair.module.in_features), width=1)
-        self._check_shape(pair.b, (pair.module.out_features, rank), width=0)
+        if "bdlora" in self._faults.codes:
+            return
+        try:
+            a_shape, b_shape = stored_shapes(rank, pair.module.in_features, pair.module.out_features, blocks)
+        except BlockError as error:
+            self._faults.add("bdlora", f"{shown(pair.module.path)}: {error}", field="use_bdlora")
+            return
+        self._check_shape(pair.a, a_shape, width=1)
+        self._check_shape(pair.b, b_shape, width=0)
 
     def _check_shape(self, tensor: StoredTensor, wanted: tuple[int, int], width: int) -> None:
         """`width` is the dimension that comes from the base; the other one is the rank."""
@@ -156,11 +181,6 @@ class Binder:
         if other_base:
             code, hint = "base_mismatch", "the adapter was probably trained for another base"
         self._faults.add(code, message, hint=hint, field=tensor.key[:200])
-
-
-def _module_lora(pair: Pair, facts: Mapping[str, TensorFacts], rank: int, alpha: float, scale: float) -> ModuleLora:
-    a, b = _tensor_info(pair.a, facts[pair.a.key]), _tensor_info(pair.b, facts[pair.b.key])
-    return ModuleLora(path=pair.module.path, rank=rank, alpha=alpha, scale=scale, a=a, b=b)
 
 
 def _tensor_info(tensor: StoredTensor, facts: TensorFacts) -> TensorInfo:

@@ -4,6 +4,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from registry.source_urls import check_root
+from registry.types import TemplateRules
+
 MIB = 1024 * 1024
 
 
@@ -23,6 +26,11 @@ class RegistryConfig(BaseModel):
     max_adapter_bytes: int = Field(default=2048 * MIB, ge=1)
     max_config_bytes: int = Field(default=MIB, ge=1)
     max_files: int = Field(default=128, ge=1)
+    max_unpacked_bytes: int = Field(default=4096 * MIB, ge=1)
+    """Bytes that one archive may unpack to, or one source may hold."""
+    source_roots: tuple[str, ...] = ()
+    """Folders and URLs below which uploads may name a source; see `registry.source_urls`."""
+    template: TemplateRules = TemplateRules()
     pattern_cpu_s: int = Field(default=1, ge=1)
     """Processor time that the regular expressions of one upload may take, in whole seconds."""
     lease_ttl_s: float = Field(default=10.0, gt=0)
@@ -35,6 +43,11 @@ class RegistryConfig(BaseModel):
         if url is not None and (url in ("sqlite://", "sqlite:///") or ":memory:" in url):
             raise ValueError("an in-memory database loses what was acknowledged; name a file")
         return url
+
+    @field_validator("source_roots")
+    @classmethod
+    def _are_roots(cls, roots: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_root(root) for root in roots)
 
     @property
     def database(self) -> str:

@@ -27,13 +27,14 @@ READ = frozenset(
         "layers_pattern",
         "init_lora_weights",
         "bias",
+        "revision",
+        "use_bdlora",
     }
 )
 WITHOUT_EFFECT = frozenset(
     {
         "auto_mapping",
         "peft_version",
-        "revision",
         "inference_mode",
         "lora_dropout",
         "fan_in_fan_out",
@@ -58,7 +59,6 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "target_parameters": ("target_parameters", "LoRA on expert parameters is not served", _PLAIN_ONLY),
     "layer_replication": ("layer_replication", "the adapter is for a stack of repeated layers", _PLAIN_ONLY),
     "use_qalora": ("qalora", "QA-LoRA pools its input by groups", _PLAIN_ONLY),
-    "use_bdlora": ("bdlora", "BD-LoRA stores block-diagonal factors", _PLAIN_ONLY),
     "kasa_config": ("kasa", "KaSA truncates the base weights", _PLAIN_ONLY),
     "alora_invocation_tokens": ("alora", "aLoRA acts only after its invocation tokens", _PLAIN_ONLY),
     "arrow_config": ("arrow", "Arrow routes between several adapters", _PLAIN_ONLY),
@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
 }
 """Key -> stable code, why it cannot be served, and what to do."""
 
-CHANGES_SHAPES = frozenset({"qalora", "bdlora", "target_parameters", "layer_replication"})
+CHANGES_SHAPES = frozenset({"qalora", "target_parameters", "layer_replication"})
 """Codes after which a complaint about shapes or modules would only mislead."""
 
 _PLAIN_INITS = ("gaussian", "eva", "mica", "orthogonal")

@@ -25,8 +25,8 @@ def adapter_digest(base_digest: str, modules: Iterable[ModuleLora]) -> str:
                 "rank": module.rank,
                 "alpha": float(module.alpha),
                 "scale": float(module.scale),
-                "a": _tensor(module.a),
-                "b": _tensor(module.b),
+                "a": _tensor(module.a, module.a_blocks),
+                "b": _tensor(module.b, module.b_blocks),
             }
             for module in sorted(modules, key=lambda module: module.path)
         ],
@@ -34,5 +34,6 @@ def adapter_digest(base_digest: str, modules: Iterable[ModuleLora]) -> str:
     return hashlib.sha256(canonical_json(content)).hexdigest()
 
 
-def _tensor(tensor: TensorInfo) -> dict[str, str]:
-    return {"dtype": tensor.dtype, "sha256": tensor.sha256}
+def _tensor(tensor: TensorInfo, num_blocks: int) -> dict[str, str | int]:
+    content: dict[str, str | int] = {"dtype": tensor.dtype, "sha256": tensor.sha256}
+    return content if num_blocks == 1 else {**content, "blocks": num_blocks}

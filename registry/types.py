@@ -53,12 +53,13 @@ class ModuleSpec(Record):
 class BaseSpec(Record):
     """What a replica publishes of its base model.
 
-    `digest` is sha256 over the canonical JSON of `modules` (their weights' digests included), so it is equal on
+    `revision` is the commit of the hub or what the configuration says, None when nobody knows. `digest` is sha256 over the canonical JSON of `modules` (their weights' digests included), so it is equal on
     every replica that holds the same weights. `tokenizer_sha256` names a blob in the blob store that holds
     `tokenizer.json`.
     """
 
     base_id: str
+    revision: str | None = None
     digest: Digest
     architecture: str
     modules: tuple[ModuleSpec, ...]
@@ -81,7 +82,11 @@ class TensorInfo(Record):
 
 
 class ModuleLora(Record):
-    """The LoRA pair of one module: A is (rank, in), B is (out, rank), the delta is `scale` * B @ A."""
+    """The LoRA pair of one module: A is (rank, in), B is (out, rank), the delta is `scale` * B @ A.
+
+    A factor of several blocks is block-diagonal and stored without its zeros: A as (rank, in / a_blocks), B as
+    (out, rank / b_blocks); whoever stages it expands it.
+    """
 
     path: str
     rank: int
@@ -89,6 +94,8 @@ class ModuleLora(Record):
     scale: float
     a: TensorInfo
     b: TensorInfo
+    a_blocks: int = 1
+    b_blocks: int = 1
 
 
 class Fault(Record):
@@ -100,12 +107,31 @@ class Fault(Record):
     field: str | None = None
 
 
+class BaseBinding(Record):
+    """The base that an upload was checked against, and what spoke for it.
+
+    `verified_by`: the upload's own record of the base's `digest`, its name together with the `revision`, its `name`,
+    or no more than that all `shapes` fit.
+    """
+
+    base_id: str
+    revision: str | None = None
+    digest: Digest
+    tokenizer_sha256: Digest
+    vocab_size: int
+    verified_by: Literal["digest", "revision", "name", "shapes"]
+
+
 class AdapterManifest(Record):
-    """Everything a replica needs to stage a version: the LoRA pairs and the blob that holds their tensors."""
+    """Everything a replica needs to stage a version: the LoRA pairs and the blob that holds their tensors.
+
+    `base_verified` is false when the upload did not say for which base it was trained.
+    """
 
     digest: Digest
     base_digest: Digest
     base_verified: bool
+    base: BaseBinding | None = None
     modules: tuple[ModuleLora, ...]
     blob_sha256: Digest
     blob_bytes: int
@@ -122,11 +148,16 @@ class AdapterManifest(Record):
 
 
 class VersionState(StrEnum):
-    """`quarantined` and `retired` versions are never served; retired ones may be collected."""
+    """Only `active` versions take requests; of `draining` ones those that run may end.
+
+    `retired` and `quarantined` ones are nowhere served. A `collected` one is its row alone: its bytes are gone.
+    """
 
     ACTIVE = "active"
+    DRAINING = "draining"
     RETIRED = "retired"
     QUARANTINED = "quarantined"
+    COLLECTED = "collected"
 
 
 class VersionRecord(Record):
@@ -139,6 +170,15 @@ class VersionRecord(Record):
     num_bytes: int
     max_rank: int
     target_names: tuple[str, ...]
+    drain_until_s: float | None = None
+    """When what still runs on a draining version is aborted."""
+
+
+class Canary(Record):
+    """A version that takes the share `weight` (above 0, at most 1) of an alias's keys."""
+
+    number: int
+    weight: float
 
 
 class AdapterRecord(Record):
@@ -153,6 +193,10 @@ class AdapterRecord(Record):
     versions: tuple[VersionRecord, ...] = ()
     pending: tuple[Digest, ...] = ()
     """Digests of activations that are waiting for replicas."""
+    canaries: dict[str, Canary] = Field(default_factory=dict)
+    """Alias -> the version that takes a share of its requests."""
+    previous: dict[str, int] = Field(default_factory=dict)
+    """Alias -> the version it pointed at before, which stays staged."""
 
     def version(self, number: int) -> VersionRecord | None:
         return next((version for version in self.versions if version.number == number), None)
@@ -177,6 +221,14 @@ class ReplicaRecord(Record):
     resident: tuple[Digest, ...] = ()
     failed: dict[str, str] = Field(default_factory=dict)
     """Digest -> why it could not be staged."""
+    running: tuple[Digest, ...] = ()
+    """What requests are being served with."""
+    drained: str | None = None
+    """Why no new requests go to it, None while they do."""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.drained is None
 
 
 class ReplicaReport(Record):
@@ -191,6 +243,7 @@ class ReplicaReport(Record):
     held: tuple[Digest, ...] = ()
     resident: tuple[Digest, ...] = ()
     failed: dict[str, str] = Field(default_factory=dict)
+    running: tuple[Digest, ...] = ()
 
 
 class CatalogDelta(Record):
@@ -204,6 +257,34 @@ class CatalogDelta(Record):
     adapters: tuple[AdapterRecord, ...]
     replicas: tuple[ReplicaRecord, ...]
     base: BaseSpec | None
+
+
+class TemplateRules(Record):
+    """What adapters of this fleet should look like; an empty list allows anything. `policy` says what happens to
+    uploads that differ: a warning, or a refusal."""
+
+    policy: Literal["warn", "refuse"] = "warn"
+    ranks: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    targets: tuple[str, ...] = ()
+    """Last parts of module paths, as in `q_proj`."""
+    dtypes: tuple[Literal["F32", "F16", "BF16"], ...] = ()
+
+
+class FleetTemplate(Record):
+    """What a training run needs to know of the fleet. `targets` are the module names of the base that may be
+    targeted, by the rules where they say, else all; `base` is None while no base has been published."""
+
+    rules: TemplateRules
+    max_rank: int
+    targets: tuple[str, ...]
+    base: BaseBinding | None
+
+
+class AdapterSource(Record):
+    """Where an adapter lies: a URL under one of the configured roots; `revision` pins a hub repository's commit."""
+
+    url: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+    revision: Annotated[str, StringConstraints(max_length=64)] | None = None
 
 
 class ActivationState(StrEnum):
@@ -232,6 +313,8 @@ class Activation(Record):
     error: str | None = None
     staged_after_s: float | None = None
     """Seconds from the request to the flip."""
+    weight: float | None = None
+    """Of a canary: the share of the alias's keys that it shall take. None moves the alias itself."""
 
 
 class PushResult(Record):
@@ -255,3 +338,78 @@ class Event(Record):
     digest: Digest | None = None
     actor: str
     detail: dict[str, str] = Field(default_factory=dict)
+
+
+class AuditEntry(Event):
+    """An entry of the change log with its place in the chain of hashes."""
+
+    previous_hash: Digest
+    hash: Digest
+
+
+class AuditPage(Record):
+    """Entries of the change log, and the entry that was the last one at that moment."""
+
+    entries: tuple[AuditEntry, ...]
+    head_revision: int
+    head_hash: Digest
+
+
+class StagingState(StrEnum):
+    """What one replica has of one version, from nothing to a slot. `remembered` fetches the bytes when asked."""
+
+    ABSENT = "absent"
+    FAILED = "failed"
+    REMEMBERED = "remembered"
+    HELD = "held"
+    RESIDENT = "resident"
+
+
+class ReplicaVersionState(Record):
+    """One replica's word on one version."""
+
+    replica_id: str
+    ring_id: int
+    state: StagingState
+    is_running: bool
+    has_seen: bool
+    """Whether the replica has acted upon the adapter's last change."""
+    drained: str | None = None
+    error: str | None = None
+
+
+class VersionStates(Record):
+    """Where a version is. `etag` changes with the states, so that a watcher can wait for another one."""
+
+    version: VersionRecord
+    replicas: tuple[ReplicaVersionState, ...]
+    etag: str
+
+
+class CollectAction(StrEnum):
+    """`retire`: out of service now, collected by a later run. `keep`: due, but something holds it."""
+
+    RETIRE = "retire"
+    COLLECT = "collect"
+    SWEEP = "sweep"
+    KEEP = "keep"
+
+
+class CollectItem(Record):
+    """One version, or with `sweep` one blob without a row, and why it goes or stays."""
+
+    action: CollectAction
+    why: str
+    num_bytes: int
+    name: str | None = None
+    number: int | None = None
+    digest: Digest | None = None
+    blob_sha256: Digest | None = None
+
+
+class CollectReport(Record):
+    """What a run of the collector did, or with `dry_run` would do."""
+
+    dry_run: bool
+    items: tuple[CollectItem, ...]
+    freed_bytes: int
