@@ -10,8 +10,10 @@ import os
 import re
 import time
 import uuid
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import fsspec
 
@@ -20,6 +22,14 @@ from registry.errors import BlobNotFound
 CHUNK_BYTES = 4 * 1024 * 1024
 ABANDONED_AFTER_S = 24 * 3600.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class StoredBlob(NamedTuple):
+    """A blob as the store lists it; `modified_at_s` is None where the store does not say."""
+
+    sha256: str
+    num_bytes: int
+    modified_at_s: float | None
 
 
 class BlobStore:
@@ -81,6 +91,19 @@ class BlobStore:
             return False
         return True
 
+    def delete(self, sha256: str) -> None:
+        """Remove a blob; one that is not there is left alone. The caller sees to it that nothing needs it."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(sha256))
+
+    def list(self) -> Iterator[StoredBlob]:
+        """Every blob there is, in no order."""
+        self._fs.invalidate_cache()
+        for path, info in self._fs.find(self._root, detail=True).items():
+            sha256 = str(path).rpartition("/")[2]
+            if _SHA256.fullmatch(sha256):
+                yield StoredBlob(sha256, int(info["size"]), _modified_at_s(info))
+
     def _has(self, sha256: str, num_bytes: int) -> bool:
         try:
             return self.size(sha256) == num_bytes
@@ -136,3 +159,14 @@ def _remove_abandoned(root: Path) -> None:
 def _protocols(filesystem: Any) -> tuple[str, ...]:
     protocol = filesystem.protocol
     return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+
+
+def _modified_at_s(info: Mapping[str, Any]) -> float | None:
+    """When a blob was last written, under whichever name its file system gives it."""
+    for name in ("mtime", "LastModified", "updated", "last_modified", "created"):
+        value = info.get(name)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return None

@@ -1,6 +1,7 @@
 """Configuration of the registry: where rows and blobs live, what an upload may be, how long leases last."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -8,6 +9,27 @@ from registry.source_urls import check_root
 from registry.types import TemplateRules
 
 MIB = 1024 * 1024
+
+
+DAY_S = 24 * 3600.0
+
+
+class RetentionConfig(BaseModel):
+    """What the collector may remove: versions that are retired, or beyond the newest `keep_versions` of their adapter.
+
+    Both only when they are older than `min_age_s` and unused for `unused_s`, and when nothing holds them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    keep_versions: int | None = Field(default=None, ge=1)
+    """Newest versions of an adapter that stay; omitted: only what was retired goes."""
+    min_age_s: float = Field(default=7 * DAY_S, ge=0)
+    unused_s: float = Field(default=7 * DAY_S, ge=0)
+    grace_s: float = Field(default=3600.0, ge=0)
+    """How long bytes stay after nobody can use their version any more, and how long blobs without a row stay."""
+    interval_s: float | None = Field(default=None, gt=0)
+    """How often the registry collects by itself; omitted: never."""
 
 
 class RegistryConfig(BaseModel):
@@ -30,12 +52,18 @@ class RegistryConfig(BaseModel):
     """Bytes that one archive may unpack to, or one source may hold."""
     source_roots: tuple[str, ...] = ()
     """Folders and URLs below which uploads may name a source; see `registry.source_urls`."""
+    source_timeout_s: float = Field(default=300.0, gt=0)
     template: TemplateRules = TemplateRules()
     pattern_cpu_s: int = Field(default=1, ge=1)
     """Processor time that the regular expressions of one upload may take, in whole seconds."""
     lease_ttl_s: float = Field(default=10.0, gt=0)
     activation_timeout_s: float = Field(default=300.0, gt=0)
     busy_timeout_s: float = Field(default=30.0, gt=0)
+    retire_deadline_s: float = Field(default=60.0, ge=0)
+    """How long requests on a retired version may go on, when whoever retires it does not say."""
+    on_staging_failure: Literal["block", "drain"] = "block"
+    """What a replica that cannot stage a version does: fail the activation, or take no more requests itself."""
+    retention: RetentionConfig = RetentionConfig()
 
     @field_validator("database_url")
     @classmethod

@@ -10,10 +10,13 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine, create_engine, event, insert, select, update
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
-from registry.errors import RegistryError
-from registry.tables import SCHEMA_VERSION, adapters, events, meta, metadata
+from registry import schema
+from registry.audit import entry_hash
+from registry.errors import RegistryUnavailable
+from registry.tables import adapters, events, meta
+from registry.types import Event
 
 CREATE_ATTEMPTS = 50
 
@@ -21,10 +24,11 @@ CREATE_ATTEMPTS = 50
 class Transaction:
     """One atomic change. `revision` is the counter's value so far; `record` takes the next one."""
 
-    def __init__(self, connection: Connection, now_s: float, revision: int) -> None:
+    def __init__(self, connection: Connection, now_s: float, revision: int, audit_hash: str) -> None:
         self.connection = connection
         self.now_s = now_s
         self.revision = revision
+        self._audit_hash = audit_hash
 
     def record(
         self,
@@ -38,19 +42,19 @@ class Transaction:
     ) -> int:
         """Append to the change log under a new revision and return it; a named adapter gets that revision too."""
         self.revision += 1
-        self.connection.execute(update(meta).values(revision=self.revision))
-        self.connection.execute(
-            insert(events).values(
-                revision=self.revision,
-                at_s=self.now_s,
-                kind=kind,
-                name=name,
-                number=number,
-                digest=digest,
-                actor=actor,
-                detail=detail,
-            )
+        entry = Event(
+            revision=self.revision,
+            at_s=self.now_s,
+            kind=kind,
+            name=name,
+            number=number,
+            digest=digest,
+            actor=actor,
+            detail=detail,
         )
+        self._audit_hash = entry_hash(self._audit_hash, entry)
+        self.connection.execute(update(meta).values(revision=self.revision, audit_hash=self._audit_hash))
+        self.connection.execute(insert(events).values(**entry.model_dump(), hash=self._audit_hash))
         if name is not None:
             self.connection.execute(update(adapters).where(adapters.c.name == name).values(revision=self.revision))
         return self.revision
@@ -73,41 +77,59 @@ class Database:
     def close(self) -> None:
         self._engine.dispose()
 
+    def now_s(self) -> float:
+        """Seconds since the epoch, by the clock that all registries share."""
+        return self._clock()
+
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        """A serialised read-write transaction, committed unless the block raises."""
-        with self._engine.connect().execution_options(begin="BEGIN IMMEDIATE") as connection, connection.begin():
-            revision = connection.execute(select(meta.c.revision).with_for_update()).scalar_one()
-            yield Transaction(connection, self._clock(), revision)
+        """A serialised read-write transaction, committed unless the block raises.
+
+        The lock on the counter row comes first. On PostgreSQL the queries after it see what is committed at their own
+        time (READ COMMITTED), and nobody else commits while the lock is held: so the block sees one moment.
+        """
+        with self._connected() as connection, connection.begin():
+            query = select(meta.c.revision, meta.c.audit_hash).with_for_update()
+            row = connection.execute(query).one()
+            yield Transaction(connection, self._clock(), row.revision, row.audit_hash)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A snapshot: every query in the block sees the same moment."""
-        with self._engine.connect() as connection:
+        with self._connected(begin="BEGIN") as connection:
             if not self._is_sqlite:
                 connection = connection.execution_options(isolation_level="REPEATABLE READ")
             with connection.begin():
                 yield connection
 
+    @contextmanager
+    def _connected(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[Connection]:
+        """A connection. A server that cannot be reached is RegistryUnavailable: the call may be repeated."""
+        try:
+            with self._engine.connect().execution_options(begin=begin) as connection:
+                yield connection
+        except DBAPIError as error:
+            if self._is_sqlite or not (error.connection_invalidated or isinstance(error, OperationalError)):
+                raise
+            raise RegistryUnavailable(f"the database cannot be reached: {error.orig}") from error
+
     def _create_tables(self) -> None:
-        """Create what is missing; another process may be doing the same, so a collision is tried again."""
+        """Bring the schema up to date; SQLite may be busy while another process does the same."""
         for attempt in range(CREATE_ATTEMPTS):
             try:
-                self._create_once()
+                self._upgrade()
                 return
-            except (OperationalError, ProgrammingError, IntegrityError):
+            except OperationalError:
                 if attempt == CREATE_ATTEMPTS - 1:
                     raise
                 time.sleep(0.1)
 
-    def _create_once(self) -> None:
-        with self._engine.connect().execution_options(begin="BEGIN IMMEDIATE") as connection, connection.begin():
-            metadata.create_all(connection)
-            found = connection.execute(select(meta.c.schema_version)).scalar_one_or_none()
-            if found is None:
-                connection.execute(insert(meta).values(id=1, schema_version=SCHEMA_VERSION, revision=0))
-            elif found != SCHEMA_VERSION:
-                raise RegistryError(f"the database has schema {found}; this program reads {SCHEMA_VERSION}")
+    def _upgrade(self) -> None:
+        with self._connected(begin="BEGIN") as connection, connection.begin():
+            if schema.is_current(connection):
+                return
+        with self._connected() as connection, connection.begin():
+            schema.upgrade(connection)
 
 
 def _sqlite_engine(url: str, busy_timeout_s: float) -> Engine:

@@ -9,7 +9,13 @@ RegistryError
 │   └── RegistryUnavailable  the registry itself cannot be reached
 ├── StagingFailed        a replica reported that it cannot stage the version
 ├── LimitExceeded        an upload is larger, or has more entries, than the configuration allows
+├── SourceRefused        a source is under no allowed root, leads out of it, or is not pinned
+├── SourceNotFound       there is nothing at the source
+├── SourceUnavailable    the source cannot be read: no such service, no driver, no permission
 ├── BlobNotFound         no blob has this sha256
+├── SchemaMismatch       the database belongs to a newer program, or is no registry
+├── AuditBroken          the change log was changed after it was written
+├── BackupFailed         a backup is not whole, or there is no place for what it holds
 └── JoinRefused          a replica lacks a version it must hold, or its base differs; carries the missing digests
 """
 
@@ -70,8 +76,32 @@ class LimitExceeded(RegistryError):
     code = "limit_exceeded"
 
 
+class SourceRefused(RegistryError):
+    code = "source_refused"
+
+
+class SourceNotFound(RegistryError):
+    code = "source_not_found"
+
+
+class SourceUnavailable(RegistryError):
+    code = "source_unavailable"
+
+
 class BlobNotFound(RegistryError):
     code = "blob_not_found"
+
+
+class SchemaMismatch(RegistryError):
+    code = "schema_mismatch"
+
+
+class AuditBroken(RegistryError):
+    code = "audit_broken"
+
+
+class BackupFailed(RegistryError):
+    code = "backup_failed"
 
 
 class JoinRefused(RegistryError):

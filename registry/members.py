@@ -64,6 +64,7 @@ def renew(
     held: Sequence[str],
     resident: Sequence[str],
     failed: Mapping[str, str],
+    running: Sequence[str],
     ttl_s: float,
 ) -> ReplicaRecord | None:
     """Extend the lease and note what the replica holds; None when the lease is gone. Takes no revision."""
@@ -76,6 +77,7 @@ def renew(
         "held": tuple(held),
         "resident": tuple(resident),
         "failed": dict(failed),
+        "running": tuple(running),
     }
     record = ReplicaRecord.model_validate({**records.replica(row).model_dump(), **seen})
     values = record.model_dump(mode="json", include=set(seen))
@@ -85,6 +87,25 @@ def renew(
         .values(**values, renewed_at_s=tx.now_s, expires_at_s=tx.now_s + ttl_s)
     )
     return record
+
+
+def drain(tx: Transaction, replica: ReplicaRecord, why: str) -> None:
+    """Send no new requests to a replica, and wait for it no more, until it can serve everything again."""
+    tx.connection.execute(update(tables.replicas).where(r.replica_id == replica.replica_id).values(drained=why))
+    tx.record("replica_drained", actor=replica.replica_id, why=why)
+
+
+def restore_drained(tx: Transaction) -> None:
+    """Let a drained replica take requests again when it can serve what is required and fails at none of it."""
+    drained = [replica for replica in records.replicas(tx.connection) if not replica.is_ready]
+    if not drained:
+        return
+    required = required_digests(records.adapters_after(tx.connection, 0))
+    for replica in drained:
+        if required <= set(replica.staged) and not required & replica.failed.keys():
+            where = r.replica_id == replica.replica_id
+            tx.connection.execute(update(tables.replicas).where(where).values(drained=None))
+            tx.record("replica_restored", actor=replica.replica_id)
 
 
 def leave(tx: Transaction, replica_id: str) -> None:
@@ -136,10 +157,10 @@ def _hand_over(tx: Transaction, ring_id: int, renewed_at_s: float) -> None:
 
 
 def required_digests(adapters: Sequence[AdapterRecord]) -> frozenset[str]:
-    """What a replica must be able to serve: targets of aliases and of pending activations that may be served."""
+    """What a replica must be able to serve: targets of aliases, canaries and pending activations that may be served."""
     required: set[str] = set()
     for adapter in adapters:
-        wanted = set(adapter.aliases.values())
+        wanted = {*adapter.aliases.values(), *(canary.number for canary in adapter.canaries.values())}
         for version in adapter.versions:
             needed = version.number in wanted or version.digest in adapter.pending
             if needed and version.state is VersionState.ACTIVE:

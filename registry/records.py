@@ -7,13 +7,17 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Table, select, true
 
 from registry import tables
+from registry.audit import GENESIS
 from registry.errors import AdapterNotFound
 from registry.types import (
     Activation,
     ActivationState,
     AdapterManifest,
     AdapterRecord,
+    AuditEntry,
+    AuditPage,
     BaseSpec,
+    Canary,
     Event,
     ReplicaRecord,
     VersionRecord,
@@ -57,8 +61,14 @@ def active_version(connection: Connection, name: str, number: int) -> VersionRec
 
 
 def replicas(connection: Connection) -> tuple[ReplicaRecord, ...]:
+    """Every replica with a lease, the drained ones too."""
     rows = connection.execute(select(tables.replicas).order_by(tables.replicas.c.ring_id))
     return tuple(replica(row) for row in rows)
+
+
+def ready_replicas(connection: Connection) -> tuple[ReplicaRecord, ...]:
+    """Those that take requests, and that activations wait for."""
+    return tuple(replica for replica in replicas(connection) if replica.is_ready)
 
 
 def replica(row: Row[tuple[object, ...]]) -> ReplicaRecord:
@@ -78,8 +88,23 @@ def activation(connection: Connection, activation_id: int) -> Activation:
 
 def events(connection: Connection, after: int, limit: int) -> tuple[Event, ...]:
     where = tables.events.c.revision > after
-    rows = connection.execute(select(tables.events).where(where).order_by(tables.events.c.revision).limit(limit))
+    columns = [tables.events.c[name] for name in Event.model_fields]
+    rows = connection.execute(select(*columns).where(where).order_by(tables.events.c.revision).limit(limit))
     return tuple(Event.model_validate(dict(row._mapping)) for row in rows)
+
+
+def audit_page(connection: Connection, after: int, limit: int) -> AuditPage:
+    """At most `limit` entries after revision `after`, each with the hash of the entry before it."""
+    e, m = tables.events.c, tables.meta.c
+    rows = connection.execute(select(tables.events).where(e.revision > after).order_by(e.revision).limit(limit)).all()
+    before = select(e.hash).where(e.revision <= after).order_by(e.revision.desc()).limit(1)
+    previous = connection.execute(before).scalar_one_or_none() or GENESIS
+    entries = []
+    for row in rows:
+        entries.append(AuditEntry.model_construct(**row._mapping, previous_hash=previous))
+        previous = row.hash
+    head = connection.execute(select(m.revision, m.audit_hash)).one()
+    return AuditPage.model_construct(entries=tuple(entries), head_revision=head.revision, head_hash=head.audit_hash)
 
 
 def late_replicas(activation: AnyRow, live: Sequence[ReplicaRecord]) -> tuple[str, ...]:
@@ -100,7 +125,7 @@ def late_replicas(activation: AnyRow, live: Sequence[ReplicaRecord]) -> tuple[st
 def _waiting_for(connection: Connection, row: AnyRow) -> tuple[str, ...]:
     columns = row._mapping
     if columns["state"] == ActivationState.PENDING:
-        return late_replicas(row, replicas(connection))
+        return late_replicas(row, ready_replicas(connection))
     if columns["state"] == ActivationState.FLIPPED:
         late = tables.gateways.c.revision < columns["flipped_revision"]
         return tuple(connection.execute(select(tables.gateways.c.gateway_id).where(late)).scalars())
@@ -110,7 +135,9 @@ def _waiting_for(connection: Connection, row: AnyRow) -> tuple[str, ...]:
 def _adapters(connection: Connection, where: ColumnElement[bool]) -> tuple[AdapterRecord, ...]:
     rows = connection.execute(select(tables.adapters).where(where).order_by(tables.adapters.c.name)).all()
     versions = _versions(connection, where)
-    aliases = _grouped(connection, where, tables.aliases, [tables.aliases.c.alias, tables.aliases.c.number])
+    al = tables.aliases.c
+    targets = [al.alias, al.number, al.previous_number, al.canary_number, al.canary_weight]
+    aliases = _grouped(connection, where, tables.aliases, targets)
     waiting = where & (tables.activations.c.state == ActivationState.PENDING)
     pending = _grouped(connection, waiting, tables.activations, [tables.activations.c.digest])
     return tuple(
@@ -120,7 +147,13 @@ def _adapters(connection: Connection, where: ColumnElement[bool]) -> tuple[Adapt
             callers=tuple(row.callers),
             revision=row.revision,
             created_at_s=row.created_at_s,
-            aliases=dict(aliases[row.name]),
+            aliases={alias: number for alias, number, *_ in aliases[row.name]},
+            previous={alias: number for alias, _, number, *_ in aliases[row.name] if number is not None},
+            canaries={
+                alias: Canary(number=number, weight=weight)
+                for alias, _, _, number, weight in aliases[row.name]
+                if number is not None
+            },
             versions=tuple(versions[row.name]),
             pending=tuple(sorted({digest for (digest,) in pending[row.name]})),
         )
@@ -131,7 +164,8 @@ def _adapters(connection: Connection, where: ColumnElement[bool]) -> tuple[Adapt
 def _versions(connection: Connection, where: ColumnElement[bool]) -> dict[str, list[VersionRecord]]:
     v, m = tables.versions.c, tables.manifests.c
     query = (
-        select(v.name, v.number, v.digest, v.state, v.created_at_s, m.num_bytes, m.max_rank, m.target_names)
+        select(v.name, v.number, v.digest, v.state, v.created_at_s, v.drain_until_s)
+        .add_columns(m.num_bytes, m.max_rank, m.target_names)
         .select_from(tables.versions.join(tables.manifests).join(tables.adapters))
         .where(where)
         .order_by(v.name, v.number)
@@ -147,6 +181,7 @@ def _versions(connection: Connection, where: ColumnElement[bool]) -> dict[str, l
                 num_bytes=row.num_bytes,
                 max_rank=row.max_rank,
                 target_names=tuple(row.target_names),
+                drain_until_s=row.drain_until_s if row.state == VersionState.DRAINING else None,
             )
         )
     return found

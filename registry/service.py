@@ -7,27 +7,47 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from sqlalchemy.engine import make_url
 
-from registry import activations, integrity, members, records, tables, versions
+from registry import (
+    activations,
+    archives,
+    collect,
+    draining,
+    integrity,
+    members,
+    records,
+    rollout,
+    sources,
+    states,
+    tables,
+    versions,
+)
 from registry.adapter_files import weights_path
 from registry.adapter_format import read_adapter
 from registry.blobs import BlobStore
 from registry.config import RegistryConfig
 from registry.database import Database
 from registry.errors import AdapterNotFound, Conflict, InvalidAdapter, NotReady
+from registry.template import fleet_template
+from registry.tokenizer_files import StoredBaseTokens
 from registry.types import (
     LIVE_ALIAS,
     Activation,
     AdapterManifest,
     AdapterRecord,
+    AdapterSource,
+    AuditPage,
     BaseSpec,
     CatalogDelta,
+    CollectReport,
     Event,
     Fault,
+    FleetTemplate,
     PushResult,
     ReplicaRecord,
+    VersionStates,
     is_adapter_name,
     is_alias_name,
 )
@@ -44,6 +64,7 @@ class Registry:
         self.config = config
         self.blobs = blobs
         self._database = database
+        self._base_tokens = StoredBaseTokens(blobs)
         self._may_expire_at_s = clock() + config.lease_ttl_s
 
     @classmethod
@@ -73,17 +94,36 @@ class Registry:
         with self._database.read() as connection:
             return records.base_spec(connection)
 
+    def template(self) -> FleetTemplate:
+        """What adapters of this fleet should look like."""
+        return fleet_template(self.config.template, self.config.max_rank, self.base())
+
     def push(self, name: str, files: Mapping[str, Path], *, owner: str, activate: bool = True) -> PushResult:
-        """Store an upload (relative name -> file) as a version of `name`; known content keeps its number.
+        """Store an upload (relative name -> file) as a version of `name`; known content keeps its number. The upload
+        may be one archive.
 
         With `activate`, the alias `live` is asked to move to it. Raises InvalidAdapter, LimitExceeded, NotReady
         (no base yet), and Conflict when the name is another owner's or the content is quarantined.
         """
         _check_name(name)
         base = self._base_for_push(name, owner)
-        manifest = read_adapter(files, base, self.config)
+        with archives.opened(files, self.config) as found:
+            return self._push_files(name, found, base, owner=owner, activate=activate)
+
+    def push_source(self, name: str, source: AdapterSource, *, owner: str, activate: bool = True) -> PushResult:
+        """As `push`, with the files at `source`. Raises SourceRefused, SourceNotFound, SourceUnavailable as well."""
+        _check_name(name)
+        self._base_for_push(name, owner)
+        with sources.fetched(source, self.config) as files:
+            return self.push(name, files, owner=owner, activate=activate)
+
+    def _push_files(
+        self, name: str, files: Mapping[str, Path], base: BaseSpec, *, owner: str, activate: bool
+    ) -> PushResult:
+        manifest = read_adapter(files, base, self.config, self._base_tokens)
         keep_manifest = self._store_blob(manifest, files)
         with self._database.write() as tx:
+            keep_manifest = self._still_stored(tx.connection, manifest, files, keep_manifest)
             current = records.base_spec(tx.connection)
             if current is None or current.digest != base.digest:
                 raise Conflict("the base model was replaced during the upload; upload again")
@@ -117,6 +157,16 @@ class Registry:
             return True
         if self.blobs.put_file(weights_path(files, self.config)) != manifest.blob_sha256:
             raise InvalidAdapter((Fault(code="changed", message="the upload changed while it was being read"),))
+        return False
+
+    def _still_stored(
+        self, connection: Connection, manifest: AdapterManifest, files: Mapping[str, Path], kept: bool
+    ) -> bool:
+        """Store the weights again if the collector removed them meanwhile: it works under the same lock."""
+        known = records.manifest(connection, manifest.digest) if kept else None
+        if self.blobs.exists(manifest.blob_sha256 if known is None else known.blob_sha256):
+            return kept
+        self.blobs.put_file(weights_path(files, self.config))
         return False
 
     def adapters(self) -> tuple[AdapterRecord, ...]:
@@ -163,20 +213,70 @@ class Registry:
         with self._database.read() as connection:
             return records.activation(connection, activation_id)
 
-    def retire(self, name: str, number: int | None, *, actor: str) -> AdapterRecord:
+    def canary(
+        self,
+        name: str,
+        number: int,
+        weight: float,
+        *,
+        alias: str = LIVE_ALIAS,
+        actor: str,
+        expected_revision: int | None = None,
+    ) -> Activation:
+        """Ask that version `number` take the share `weight` (above 0, at most 1) of the keys of `alias`.
+
+        Raises AdapterNotFound, Conflict, and InvalidAdapter for a bad weight.
+        """
+        if not 0 < weight <= 1:
+            message = f"weight is {weight}; allowed: above 0, at most 1"
+            raise InvalidAdapter((Fault(code="weight", message=message, field="weight"),))
+        with self._database.write() as tx:
+            activation_id = rollout.start(
+                tx, name, alias, number, weight, actor=actor, expected_revision=expected_revision
+            )
+            return records.activation(tx.connection, activation_id)
+
+    def promote(
+        self, name: str, *, alias: str = LIVE_ALIAS, actor: str, expected_revision: int | None = None
+    ) -> Activation:
+        """Ask that `alias` move to its canary. Raises AdapterNotFound, Conflict."""
+        with self._database.write() as tx:
+            activation_id = rollout.promote(tx, name, alias, actor=actor, expected_revision=expected_revision)
+            return records.activation(tx.connection, activation_id)
+
+    def halt(
+        self, name: str, *, alias: str = LIVE_ALIAS, actor: str, expected_revision: int | None = None
+    ) -> AdapterRecord:
+        """End the canary of `alias` now. Raises AdapterNotFound, Conflict."""
+        with self._database.write() as tx:
+            rollout.halt(tx, name, alias, actor=actor, expected_revision=expected_revision)
+            return records.adapter(tx.connection, name)
+
+    def remove_alias(self, name: str, alias: str, *, actor: str, expected_revision: int | None = None) -> AdapterRecord:
+        """Raises AdapterNotFound, Conflict."""
+        with self._database.write() as tx:
+            rollout.remove_alias(tx, name, alias, actor=actor, expected_revision=expected_revision)
+            return records.adapter(tx.connection, name)
+
+    def retire(self, name: str, number: int | None, *, actor: str, deadline_s: float | None = None) -> AdapterRecord:
         """Take a version out of service, or with None the whole adapter and its aliases.
 
-        Raises AdapterNotFound, and Conflict while an alias points at the version.
+        New requests are refused from now on; those that run are aborted after `deadline_s` seconds, by default
+        `retire_deadline_s`. Raises AdapterNotFound, and Conflict while an alias points at the version.
         """
+        within_s = self.config.retire_deadline_s if deadline_s is None else deadline_s
         with self._database.write() as tx:
             if number is None:
-                versions.retire_adapter(tx, name, actor=actor)
+                versions.retire_adapter(tx, name, actor=actor, deadline_s=within_s)
             else:
-                versions.retire_version(tx, name, number, actor=actor)
+                versions.retire_version(tx, name, number, actor=actor, deadline_s=within_s)
             return records.adapter(tx.connection, name)
 
     def quarantine(self, name: str, number: int, *, actor: str, reason: str) -> AdapterRecord:
-        """Stop serving a version at once, whatever points at it. Raises AdapterNotFound."""
+        """Stop serving a version's content at once, under every name and whatever points at it.
+
+        Raises AdapterNotFound.
+        """
         with self._database.write() as tx:
             versions.quarantine(tx, name, number, actor=actor, reason=reason)
             return records.adapter(tx.connection, name)
@@ -211,6 +311,7 @@ class Registry:
         held: Sequence[str] = (),
         resident: Sequence[str] = (),
         failed: Mapping[str, str] | None = None,
+        running: Sequence[str] = (),
     ) -> ReplicaRecord | None:
         """Extend the lease and report what the replica holds; None when the lease is gone and it must join again."""
         with self._database.write() as tx:
@@ -222,6 +323,7 @@ class Registry:
                 held=held,
                 resident=resident,
                 failed=failed or {},
+                running=running,
                 ttl_s=self.config.lease_ttl_s,
             )
 
@@ -229,10 +331,14 @@ class Registry:
         with self._database.write() as tx:
             members.leave(tx, replica_id)
 
-    def renew_gateway(self, gateway_id: str, revision: int) -> None:
-        """Extend the gateway's lease, or begin it; `revision` is of the catalog that it serves by."""
+    def renew_gateway(self, gateway_id: str, revision: int, used: Sequence[str] = ()) -> None:
+        """Extend the gateway's lease, or begin it; `revision` is of the catalog that it serves by.
+
+        `used` are the digests that it resolved requests to since it last said so.
+        """
         with self._database.write() as tx:
             members.renew_gateway(tx, gateway_id, revision, ttl_s=self.config.lease_ttl_s)
+            collect.note_used(tx, used)
 
     def leave_gateway(self, gateway_id: str) -> None:
         with self._database.write() as tx:
@@ -248,7 +354,10 @@ class Registry:
             before = tx.revision
             if tx.now_s >= self._may_expire_at_s:
                 members.expire(tx)
-            activations.advance(tx, timeout_s=self.config.activation_timeout_s)
+            members.restore_drained(tx)
+            drains_failing = self.config.on_staging_failure == "drain"
+            activations.advance(tx, timeout_s=self.config.activation_timeout_s, drains_failing=drains_failing)
+            draining.settle(tx)
             return tx.revision != before
 
     def changes(self, after_revision: int) -> CatalogDelta | None:
@@ -262,7 +371,7 @@ class Registry:
                 revision=revision,
                 full=full,
                 adapters=records.adapters_after(connection, 0 if full else after_revision),
-                replicas=records.replicas(connection),
+                replicas=records.ready_replicas(connection),
                 base=records.base_spec(connection),
             )
 
@@ -275,6 +384,23 @@ class Registry:
         """At most `limit` (up to 1000) entries of the change log after revision `after`, oldest first."""
         with self._database.read() as connection:
             return records.events(connection, after, max(0, min(limit, MAX_EVENTS)))
+
+    def audit(self, after: int, limit: int = 100) -> AuditPage:
+        """The change log after revision `after` with its chain of hashes, at most `limit` (up to 1000) entries."""
+        with self._database.read() as connection:
+            return records.audit_page(connection, after, max(0, min(limit, MAX_EVENTS)))
+
+    def version_states(self, name: str, number: int) -> VersionStates:
+        """What every replica has of a version. Raises AdapterNotFound."""
+        with self._database.read() as connection:
+            return states.of_version(connection, name, number)
+
+    def collect(self, *, actor: str, dry_run: bool = False) -> CollectReport:
+        """Remove what the retention rules allow and nothing holds, one version or blob a transaction.
+
+        With `dry_run` change nothing and say what would go. May run in several registries at once.
+        """
+        return collect.Collector(self._database, self.blobs, self.config.retention).run(actor=actor, dry_run=dry_run)
 
     def check_integrity(self) -> None:
         """Raise RegistryError naming every invariant of the stored data that does not hold."""

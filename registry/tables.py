@@ -1,4 +1,7 @@
-"""The tables of the registry. Rows are never deleted but for aliases and leases; blobs live elsewhere."""
+"""The tables of the registry, as the last step in `registry/migrations` leaves them.
+
+Rows are never deleted but for aliases and leases; blobs live elsewhere.
+"""
 
 from sqlalchemy import (
     JSON,
@@ -16,8 +19,6 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-SCHEMA_VERSION = 2
-
 metadata = MetaData()
 
 meta = Table(
@@ -26,6 +27,7 @@ meta = Table(
     Column("id", Integer, primary_key=True),
     Column("schema_version", Integer, nullable=False),
     Column("revision", BigInteger, nullable=False),
+    Column("audit_hash", String(64), nullable=False, server_default="0" * 64),
 )
 base = Table(
     "base",
@@ -62,7 +64,13 @@ versions = Table(
     Column("digest", String(64), ForeignKey("manifests.digest"), nullable=False),
     Column("state", String(16), nullable=False),
     Column("created_at_s", Float, nullable=False),
+    Column("closed_revision", BigInteger),
+    Column("closed_at_s", Float),
+    Column("drain_until_s", Float),
+    Column("quiet_at_s", Float),
+    Column("used_at_s", Float),
     UniqueConstraint("name", "digest"),
+    Index("versions_by_state", "state"),
 )
 aliases = Table(
     "aliases",
@@ -71,6 +79,9 @@ aliases = Table(
     Column("alias", String(32), primary_key=True),
     Column("number", Integer, nullable=False),
     Column("revision", BigInteger, nullable=False),
+    Column("previous_number", Integer),
+    Column("canary_number", Integer),
+    Column("canary_weight", Float),
     ForeignKeyConstraint(["name", "number"], ["versions.name", "versions.number"]),
 )
 alias_history = Table(
@@ -97,6 +108,7 @@ activations = Table(
     Column("flipped_revision", BigInteger),
     Column("staged_after_s", Float),
     Column("error", Text),
+    Column("weight", Float),
     ForeignKeyConstraint(["name", "number"], ["versions.name", "versions.number"]),
 )
 replicas = Table(
@@ -115,6 +127,8 @@ replicas = Table(
     Column("joined_at_s", Float, nullable=False),
     Column("renewed_at_s", Float, nullable=False),
     Column("expires_at_s", Float, nullable=False),
+    Column("running", JSON, nullable=False, server_default="[]"),
+    Column("drained", Text),
 )
 gateways = Table(
     "gateways",
@@ -134,4 +148,5 @@ events = Table(
     Column("digest", String(64)),
     Column("actor", Text, nullable=False),
     Column("detail", JSON, nullable=False),
+    Column("hash", String(64), nullable=False, server_default=""),
 )

@@ -2,7 +2,7 @@
 
 from sqlalchemy import delete, func, insert, select, update
 
-from registry import activations, records, tables
+from registry import draining, records, rollout, tables
 from registry.database import Transaction
 from registry.errors import AdapterNotFound, Conflict
 from registry.types import AdapterManifest, BaseSpec, VersionState
@@ -22,7 +22,8 @@ def publish_base(tx: Transaction, spec: BaseSpec, *, actor: str) -> int:
 
 
 def _refuse_base_in_use(tx: Transaction, digest: str) -> None:
-    in_use = select(func.count()).select_from(tables.versions).where(tables.versions.c.state != VersionState.RETIRED)
+    closed = (VersionState.RETIRED, VersionState.COLLECTED)
+    in_use = select(func.count()).select_from(tables.versions).where(tables.versions.c.state.not_in(closed))
     if tx.connection.execute(in_use).scalar_one():
         raise Conflict(f"versions exist for the base {digest[:12]}; retire them before publishing another base")
     if tx.connection.execute(select(func.count()).select_from(tables.replicas)).scalar_one():
@@ -51,6 +52,7 @@ def add_version(
     if known is not None:
         _restore(tx, name, known.number, VersionState(known.state), owner)
         return known.number, False
+    _refuse_quarantined(tx, manifest.digest)
     last = tx.connection.execute(select(func.max(v.number)).where(v.name == name)).scalar_one() or 0
     tx.connection.execute(
         insert(tables.versions).values(
@@ -89,39 +91,65 @@ def _ensure_manifest(tx: Transaction, manifest: AdapterManifest, keep: bool) -> 
 
 
 def _restore(tx: Transaction, name: str, number: int, state: VersionState, actor: str) -> None:
-    """Pushing a retired version again brings it back; a quarantined one stays out."""
+    """Pushing a version that was retired or collected again brings it back; a quarantined one stays out."""
     if state is VersionState.QUARANTINED:
         raise Conflict(f"this content is version {number} of {name!r}, which is quarantined")
-    if state is VersionState.RETIRED:
-        _set_state(tx, name, number, VersionState.ACTIVE)
+    if state is not VersionState.ACTIVE:
+        draining.reopen(tx, name, number)
         tx.record("version_restored", actor=actor, name=name, number=number)
 
 
-def retire_version(tx: Transaction, name: str, number: int, *, actor: str) -> None:
-    """Raises AdapterNotFound, and Conflict while an alias points at the version."""
+def _refuse_quarantined(tx: Transaction, digest: str) -> None:
+    """What was quarantined under one name does not come back under another."""
+    v = tables.versions.c
+    where = (v.digest == digest, v.state == VersionState.QUARANTINED)
+    found = tx.connection.execute(select(v.name, v.number).where(*where).limit(1)).one_or_none()
+    if found is not None:
+        raise Conflict("this content is quarantined")
+
+
+def retire_version(tx: Transaction, name: str, number: int, *, actor: str, deadline_s: float) -> None:
+    """Refuse new requests now, and abort those that run after `deadline_s` seconds; known content stays known.
+
+    Raises AdapterNotFound, and Conflict while an alias points at the version or sends it a canary's share.
+    """
     record = records.adapter(tx.connection, name)
-    _require(record.version(number) is not None, name, number)
-    pointing = sorted(alias for alias, target in record.aliases.items() if target == number)
+    version = record.version(number)
+    if version is None:
+        raise AdapterNotFound(f"{name} has no version {number}")
+    pointing = {alias for alias, target in record.aliases.items() if target == number}
+    pointing |= {alias for alias, canary in record.canaries.items() if canary.number == number}
     if pointing:
-        raise Conflict(f"{name}@{number} is the target of {', '.join(pointing)}; move or remove the alias first")
-    _close(tx, name, number, VersionState.RETIRED, "version_retired", actor)
+        listed = ", ".join(sorted(pointing))
+        raise Conflict(f"{name}@{number} is the target of {listed}; move or remove the alias first")
+    draining.begin(tx, name, version, actor=actor, deadline_s=deadline_s)
 
 
-def retire_adapter(tx: Transaction, name: str, *, actor: str) -> None:
+def retire_adapter(tx: Transaction, name: str, *, actor: str, deadline_s: float) -> None:
     """Retire every version and remove every alias; does nothing when that is so already. Raises AdapterNotFound."""
     record = records.adapter(tx.connection, name)
     tx.connection.execute(delete(tables.aliases).where(tables.aliases.c.name == name))
     for version in record.versions:
-        if version.state is VersionState.ACTIVE:
-            _close(tx, name, version.number, VersionState.RETIRED, "version_retired", actor)
+        draining.begin(tx, name, version, actor=actor, deadline_s=deadline_s)
     if record.aliases:
         tx.record("aliases_removed", actor=actor, name=name, aliases=",".join(sorted(record.aliases)))
 
 
 def quarantine(tx: Transaction, name: str, number: int, *, actor: str, reason: str) -> None:
-    """Stop serving a version at once, whatever points at it. Raises AdapterNotFound."""
-    _require(records.adapter(tx.connection, name).version(number) is not None, name, number)
-    _close(tx, name, number, VersionState.QUARANTINED, "version_quarantined", actor, reason=reason)
+    """Stop serving a version's content at once, under every name that has it and whatever points at it.
+
+    Requests carry digests: content that is withdrawn under one name only would go on. Raises AdapterNotFound.
+    """
+    version = records.adapter(tx.connection, name).version(number)
+    if version is None:
+        raise AdapterNotFound(f"{name} has no version {number}")
+    v = tables.versions.c
+    same = select(v.name, v.number).where(v.digest == version.digest, v.state != VersionState.QUARANTINED)
+    for row in tx.connection.execute(same.order_by(v.name, v.number)).all():
+        draining.close(tx, row.name, row.number, VersionState.QUARANTINED)
+        about = {"name": row.name, "number": row.number, "digest": version.digest}
+        tx.record("version_quarantined", actor=actor, reason=reason, **about)
+        rollout.drop_version(tx, row.name, row.number, actor=actor)
 
 
 def set_callers(tx: Transaction, name: str, callers: tuple[str, ...], *, actor: str) -> None:
@@ -131,23 +159,3 @@ def set_callers(tx: Transaction, name: str, callers: tuple[str, ...], *, actor: 
     where = tables.adapters.c.name == name
     tx.connection.execute(update(tables.adapters).where(where).values(callers=list(callers)))
     tx.record("callers_changed", actor=actor, name=name, callers=",".join(callers))
-
-
-def _close(tx: Transaction, name: str, number: int, state: VersionState, kind: str, actor: str, **detail: str) -> None:
-    """Take a version out of service; an activation that waits for it fails."""
-    version = records.adapter(tx.connection, name).version(number)
-    if version is None or version.state is state:
-        return
-    _set_state(tx, name, number, state)
-    tx.record(kind, actor=actor, name=name, number=number, digest=version.digest, **detail)
-    activations.fail_pending(tx, name, number, f"{name}@{number} was taken out of service ({state})")
-
-
-def _set_state(tx: Transaction, name: str, number: int, state: VersionState) -> None:
-    v = tables.versions.c
-    tx.connection.execute(update(tables.versions).where(v.name == name, v.number == number).values(state=state))
-
-
-def _require(found: bool, name: str, number: int) -> None:
-    if not found:
-        raise AdapterNotFound(f"{name} has no version {number}")

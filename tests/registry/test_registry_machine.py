@@ -129,7 +129,7 @@ class RegistryMachine(RuleBasedStateMachine):
 
     def _open(self) -> None:
         self.registry = open_registry(
-            self.folder / "data", self.clock, lease_ttl_s=TTL_S, activation_timeout_s=TIMEOUT_S
+            self.folder / "data", self.clock, lease_ttl_s=TTL_S, activation_timeout_s=TIMEOUT_S, retire_deadline_s=0
         )
         self.opened_at_s = self.clock.now_s
 
