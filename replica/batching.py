@@ -1,11 +1,15 @@
 """From planned work to one packed forward, and back from rows of logits to sequences. Knows nothing of why or who."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
+from operator import itemgetter
 
 import torch
 
-from replica.model.batch import ForwardBatch, LoraSegment, SequenceSpan
+from replica.device_link import DeviceLink
+from replica.model.batch import ForwardBatch, LoraPair, LoraSegment, SequenceSpan
 from replica.scheduler import Work
 from replica.sequence import NO_SLOT, Sequence
 
@@ -26,21 +30,20 @@ class PromptRows:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """A forward batch, and whose logits come back: row `sampled_rows[i]` gives `sampled[i]` its next token."""
+    """A forward batch, and whose logits come back: row `sampled_rows[i]` gives `sampled[i]` its next token.
+
+    `sampled_rows`, int64 on the device, is None when these are all the rows, in order.
+    """
 
     forward: ForwardBatch
     sampled: list[Sequence]
-    sampled_rows: list[int]
+    sampled_rows: torch.Tensor | None
     prompt_rows: list[PromptRows]
-
-    @property
-    def num_adapters(self) -> int:
-        return len(self.forward.segments)
 
 
 @dataclass(slots=True)
 class _Packer:
-    """Lists that grow by one sequence's share at a time."""
+    """Lists that grow by one sequence's share at a time. Row `unknown[i]` is token `flight_rows[i]` in flight."""
 
     token_ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -49,56 +52,84 @@ class _Packer:
     sampled: list[Sequence] = field(default_factory=list)
     sampled_rows: list[int] = field(default_factory=list)
     prompt_rows: list[PromptRows] = field(default_factory=list)
+    unknown: list[int] = field(default_factory=list)
+    flight_rows: list[int] = field(default_factory=list)
 
     def add(self, work: Work) -> None:
-        sequence, start = work.sequence, work.sequence.num_computed
-        end, row = start + work.num_tokens, len(self.token_ids)
-        self.token_ids += sequence.tokens[start:end]
-        self.positions += range(start, end)
-        self.spans.append(SequenceSpan(work.num_tokens, end, sequence.blocks))
+        sequence, num_tokens = work.sequence, work.num_tokens
+        start, row = sequence.num_computed, len(self.token_ids)
+        end = start + num_tokens
+        self._add_tokens(sequence, start, end)
+        self.spans.append(SequenceSpan(num_tokens, end, sequence.blocks))
         if sequence.prompt_logprobs is not None:
             self._want_prompt(sequence, start, end, row)
-        if work.is_last and sequence.group.request.sampling.max_tokens:
+        if work.is_last and sequence.samples:
             self.sampled.append(sequence)
             self.sampled_rows.append(len(self.logit_rows))
-            self.logit_rows.append(row + work.num_tokens - 1)
+            self.logit_rows.append(row + num_tokens - 1)
+
+    def _add_tokens(self, sequence: Sequence, start: int, end: int) -> None:
+        """A token whose value only the device knows stands as 0 until `pack` puts it in its place."""
+        tokens = sequence.tokens
+        self.token_ids += tokens[start:end]
+        self.positions += range(start, end)
+        if end > len(tokens):
+            self.unknown.append(len(self.token_ids))
+            self.flight_rows.append(sequence.flight_row)
+            self.token_ids.append(0)
 
     def _want_prompt(self, sequence: Sequence, start: int, end: int, row: int) -> None:
-        """Row i predicts token i + 1; rows whose log-probabilities an interrupted prefill left behind are skipped."""
-        assert sequence.prompt_logprobs is not None
-        first = max(start, len(sequence.prompt_logprobs) - 1)
+        """Row i predicts token i + 1; rows whose log-probabilities were asked for before a preemption are skipped."""
+        first = max(start, sequence.num_scored - 1)
         last = min(end, sequence.num_prompt - 1)
         if first < last:
             place = len(self.logit_rows)
             self.logit_rows += range(row + first - start, row + last - start)
             self.prompt_rows.append(PromptRows(sequence, place, place + last - first, first + 1))
+            sequence.num_scored = last + 1
 
-    def pack(self, segments: tuple[LoraSegment, ...], device: torch.device) -> StepBatch:
-        """Move the three index lists to the device as one tensor."""
-        num_tokens = len(self.token_ids)
-        index = torch.tensor(self.token_ids + self.positions + self.logit_rows, dtype=torch.int64).to(device)
-        token_ids, positions = index[:num_tokens], index[num_tokens : 2 * num_tokens]
-        forward = ForwardBatch(token_ids, positions, tuple(self.spans), index[2 * num_tokens :], segments)
-        return StepBatch(forward, self.sampled, self.sampled_rows, self.prompt_rows)
+    def pack(self, segments: tuple[LoraSegment, ...], in_flight: torch.Tensor | None, link: DeviceLink) -> StepBatch:
+        """Send all index lists in one copy."""
+        lists = (self.token_ids, self.positions, self.logit_rows, self.sampled_rows, self.unknown, self.flight_rows)
+        sent = link.send(list(chain.from_iterable(lists)), torch.int64)
+        ends = list(accumulate(len(each) for each in lists))
+        parts = [sent[end - len(each) : end] for end, each in zip(ends, lists, strict=True)]
+        token_ids, positions, logit_rows, sampled_rows, unknown, flight_rows = parts
+        if self.unknown:
+            assert in_flight is not None, "a token is in flight, and no step is"
+            token_ids.index_copy_(0, unknown, in_flight.index_select(0, flight_rows))
+        forward = ForwardBatch(token_ids, positions, tuple(self.spans), logit_rows, segments)
+        are_all = len(self.sampled_rows) == len(self.logit_rows)
+        return StepBatch(forward, self.sampled, None if are_all else sampled_rows, self.prompt_rows)
 
 
-def build_batch(works: Items[Work], device: torch.device) -> StepBatch:
-    """Pack `works`: base-only sequences first, then slot by slot, so that the rows of a slot are neighbours."""
-    works = sorted(works, key=lambda work: work.sequence.slot)
+def build_batch(works: Items[Work], in_flight: torch.Tensor | None, link: DeviceLink) -> StepBatch:
+    """Pack `works`: base-only sequences first, then slot by slot, so that the rows of a slot are neighbours.
+
+    `in_flight`, int64 on the device, are the tokens that the step before samples; those that are needed here are
+    copied there, by the device. Sequences note which prompt tokens they have asked log-probabilities for.
+    """
+    placed = sorted(((work.sequence.slot, work) for work in works), key=itemgetter(0))
     packer = _Packer()
-    for work in works:
+    for _, work in placed:
         packer.add(work)
-    return packer.pack(_segments(works), device)
+    return packer.pack(_segments(placed), in_flight, link)
 
 
-def _segments(works: Items[Work]) -> tuple[LoraSegment, ...]:
-    segments: list[LoraSegment] = []
-    row, last_slot = 0, NO_SLOT
-    for work in works:
-        slot, lease, end = work.sequence.slot, work.sequence.group.lease, row + work.num_tokens
-        if slot == last_slot and segments:
-            segments[-1] = LoraSegment(segments[-1].start, end, slot, segments[-1].pairs)
-        elif lease is not None:
-            segments.append(LoraSegment(row, end, slot, lease.pairs))
-        row, last_slot = end, slot
-    return tuple(segments)
+def _segments(placed: Items[tuple[int, Work]]) -> tuple[LoraSegment, ...]:
+    """One segment a slot: `placed` is in the order of slots."""
+    bounds: dict[int, tuple[int, int, Work]] = {}
+    row = 0
+    for slot, work in placed:
+        end = row + work.num_tokens
+        if slot != NO_SLOT:
+            start = bounds[slot][0] if slot in bounds else row
+            bounds[slot] = (start, end, work)
+        row = end
+    return tuple(LoraSegment(start, end, slot, _pairs(work)) for slot, (start, end, work) in bounds.items())
+
+
+def _pairs(work: Work) -> Mapping[int, LoraPair]:
+    lease = work.sequence.group.lease
+    assert lease is not None
+    return lease.pairs

@@ -1,12 +1,14 @@
-"""The step loop: take commands, poll the adapters, schedule, forward, sample, emit. Knows nothing of asyncio or HTTP.
+"""The step loop: take commands, poll the adapters, schedule, launch, read back, emit. Knows nothing of asyncio or HTTP.
 
 All state behind it (scheduler, blocks, leases) belongs to one thread; other threads leave commands and read counts.
+On an asynchronous device a step is launched before the one ahead of it is read back: what the host does with the
+tokens of one step, the device spends on the next.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,16 +20,19 @@ import torch
 from replica.admission import Admission
 from replica.block_manager import BlockManager
 from replica.config import SchedulerConfig
-from replica.errors import AdapterUnavailable, EngineDead, ReplicaError
+from replica.delivery import Delivery
+from replica.device_link import DeviceLink, link_to
+from replica.errors import EngineDead, ReplicaError
 from replica.fair_queue import ArrivalQueue, FairQueue, WaitingQueue
+from replica.flight import Flight
 from replica.live_requests import LiveRequests
 from replica.mailbox import Mailbox, run_between_steps
-from replica.messages import FinishReason, GenerateRequest, TokenChunk, TokenLogprob
+from replica.messages import FinishReason, GenerateRequest
 from replica.model.batch import ForwardBatch
-from replica.outbox import Outbox, Outgoing
-from replica.sampler import Chosen, Sampler
+from replica.outbox import Outbox
+from replica.sampler import Sampler
 from replica.scheduler import Scheduler, Work
-from replica.sequence import Lease, RequestGroup, Sequence
+from replica.sequence import Lease, RequestGroup
 from replica.step import StepModel, StepRunner
 
 logger = logging.getLogger(__name__)
@@ -82,10 +87,13 @@ class Engine:
         num_slots: int,
         on_fatal: Callable[[BaseException], None] | None = None,
         sampler: Sampler | None = None,
+        link: DeviceLink | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
-        self._runner = StepRunner(model, sampler or Sampler())
+        self._link = link or link_to(model.device)
+        self._runner = StepRunner(model, sampler or Sampler(), self._link)
+        self._flight: Flight | None = None
         self._adapters = adapters
         self._observer = observer
         self._on_fatal = on_fatal
@@ -100,11 +108,12 @@ class Engine:
             clock=clock,
         )
         self._scheduler = Scheduler(config, self._admission, self._blocks)
-        self._outgoing = Outgoing()
         self._num_steps = 0
+        self._read_at_s = clock()
         self.counts = EngineCounts(num_free_blocks=num_blocks)
         self._mailbox = Mailbox(clock)
         self._live = LiveRequests(self._mailbox.lock, config.max_waiting)
+        self._delivery = Delivery(self._scheduler, self._live, model.eos_token_ids, observer.on_end)
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
 
     def __repr__(self) -> str:
@@ -115,7 +124,7 @@ class Engine:
 
     def submit(self, request: GenerateRequest, outbox: Outbox) -> None:
         """Queue a request. Raises Overloaded, EngineDead, what `refuse` said; InvalidRequest for an id in use."""
-        group = RequestGroup(request, outbox, self._clock())
+        group = RequestGroup(request, outbox, self._clock(), context_length=self._model.context_length)
         with self._mailbox.lock:
             self._live.add(group)
             self._mailbox.post(partial(self._accept, group))
@@ -124,7 +133,7 @@ class Engine:
         """End a request, or one choice of it; its chunks say "abort". An unknown or ended one is left alone."""
         with self._mailbox.lock:
             if self._live.get(request_id) is not None:
-                self._mailbox.post(partial(self._abort, request_id, index))
+                self._mailbox.post(partial(self._delivery.abort, request_id, index))
 
     def refuse(self, reason: ReplicaError) -> None:
         """Take no new requests from now on; those that are here go on."""
@@ -183,91 +192,54 @@ class Engine:
         for command in self._mailbox.take():
             command()
         self._adapters.poll()
+        if self._must_read():
+            self._read()
         works = self._scheduler.schedule()
-        self._end_failed(self._admission.take_failed())
-        if works:
-            self._compute(works)
+        self._delivery.fail(self._admission.take_failed())
+        launched = self._launch(works) if works else None
+        self._read()
+        self._flight = launched
+        if not self._link.is_asynchronous:
+            self._read()
         self._count()
-        return self._outgoing.emit() or bool(works)
+        return self._delivery.emit() or bool(works)
 
-    def _compute(self, works: Items[Work]) -> None:
-        started_s = self._clock()
-        self._note_started(works, started_s)
-        result = self._runner.run(works)
+    def _must_read(self) -> bool:
+        """Whether the next step cannot be planned or sampled before the tokens of the last one are known."""
+        return self._flight is not None and (self._flight.holds_history or not self._scheduler.can_grow())
+
+    def _launch(self, works: Items[Work]) -> Flight:
+        now_s = self._clock()
+        self._note_started(works, now_s)
+        flight = self._runner.launch(works, self._flight, now_s)
         for work in works:
             self._scheduler.complete(work)
-        for sequence, chosen in result.chosen:
-            self._append(sequence, chosen)
-        self._end_prompts(works)
-        self._num_steps += 1
-        self._observer.on_step(result.batch, self._clock() - started_s)
+        return flight
 
     def _note_started(self, works: Items[Work], now_s: float) -> None:
         for group in (work.sequence.group for work in works):
             if self._live.start(group):
                 self._observer.on_start(now_s - group.arrived_at_s, len(group.request.prompt))
 
-    def _append(self, sequence: Sequence, chosen: Chosen) -> None:
-        if not chosen.is_finite:
-            self._end(sequence, "error", error=_not_finite(sequence.group))
+    def _read(self) -> None:
+        """Wait for the step in flight, if there is one, and deliver what it gave."""
+        flight, self._flight = self._flight, None
+        if flight is None:
             return
-        reason = sequence.append(chosen.token_id, self._model)
-        logprobs = () if chosen.logprob is None else (chosen.logprob,)
-        if reason is None:
-            self._send(sequence, (chosen.token_id,), logprobs)
-        else:
-            self._end(sequence, reason, (chosen.token_id,), logprobs)
-
-    def _end_prompts(self, works: Items[Work]) -> None:
-        """End the requests that wanted nothing but their prompt read."""
-        for sequence in (work.sequence for work in works):
-            if not sequence.num_pending and not sequence.group.request.sampling.max_tokens:
-                self._end(sequence, "length")
+        for sequence, chosen in flight.tokens():
+            self._delivery.token(sequence, chosen)
+        for sequence in flight.read_prompts():
+            self._delivery.end(sequence, "length")
+        self._num_steps += 1
+        started_s, self._read_at_s = max(flight.launched_at_s, self._read_at_s), self._clock()
+        self._observer.on_step(flight.batch, self._read_at_s - started_s)
 
     def _accept(self, group: RequestGroup) -> None:
         self._scheduler.add(group)
         if not group.request.sampling.max_tokens:
             for sequence in group.sequences:
                 if sequence.prompt_logprobs is None:
-                    self._end(sequence, "length")
-
-    def _abort(self, request_id: str, index: int | None) -> None:
-        group = self._live.get(request_id)
-        for sequence in () if group is None else group.live():
-            if index is None or sequence.index == index:
-                self._end(sequence, "abort")
-
-    def _end_failed(self, failed: Iterable[tuple[RequestGroup, Exception]]) -> None:
-        for group, error in failed:
-            for sequence in group.live():
-                self._end(sequence, "error", error=error)
-
-    def _end(
-        self,
-        sequence: Sequence,
-        reason: FinishReason,
-        token_ids: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprob, ...] = (),
-        error: Exception | None = None,
-    ) -> None:
-        """The one end of a choice: its last chunk goes out and all it holds comes back."""
-        self._send(sequence, token_ids, logprobs, reason, error)
-        self._scheduler.end(sequence)
-        self._observer.on_end(reason, sequence.num_output)
-        if sequence.group.is_ended:
-            self._live.end(sequence.group)
-
-    def _send(
-        self,
-        sequence: Sequence,
-        token_ids: tuple[int, ...],
-        logprobs: tuple[TokenLogprob, ...],
-        reason: FinishReason | None = None,
-        error: Exception | None = None,
-    ) -> None:
-        group, prompt_logprobs = sequence.group, sequence.take_prompt_logprobs()
-        chunk = TokenChunk(group.key, sequence.index, token_ids, logprobs, prompt_logprobs, reason, error)
-        self._outgoing.add(group.outbox, chunk)
+                    self._delivery.end(sequence, "length")
 
     def _count(self) -> None:
         self._mailbox.progress()
@@ -283,15 +255,17 @@ class Engine:
     def _die(self, reason: EngineDead) -> None:
         """Refuse what comes and end what is here, even if the state it belongs to is broken."""
         self._live.refuse(reason, at_last=True)
+        self._flight = None
         for group in self._live.all():
             for sequence in group.live():
                 with suppress(Exception):
-                    self._end(sequence, "error", error=reason)
+                    self._delivery.end(sequence, "error", error=reason)
             self._live.end(group)
         self._count()
-        self._outgoing.emit()
+        self._delivery.emit()
 
     def _check_integrity(self) -> None:
+        self._read()
         self._scheduler.check_integrity()
         self._live.check_integrity()
         with self._mailbox.lock:
@@ -299,9 +273,3 @@ class Engine:
                 assert self._blocks.num_free == self._blocks.num_blocks, f"nothing runs, yet {self._blocks}"
                 num_kept = self._admission.num_waiting + self._admission.num_loading
                 assert not num_kept, f"nothing is live, yet {self._admission}"
-
-
-def _not_finite(group: RequestGroup) -> ReplicaError:
-    if group.adapter is None:
-        return ReplicaError("the base model gave logits that are not finite")
-    return AdapterUnavailable(f"adapter {group.adapter} gave logits that are not finite")

@@ -1,10 +1,15 @@
 """What the next step computes: continuous batching under a token budget, with KV blocks given and taken back.
 
 Knows sequences, blocks and their order, not tensors, logits or outboxes. Preemption is by recompute: the sequence
-admitted last gives up its blocks, keeps its tokens and comes back first.
+admitted last gives up its blocks, keeps its tokens and comes back first. Plans count tokens that are in flight as if
+they were known; only whoever is preempted must have none (`can_grow` tells beforehand).
+
+What a sequence gives back may still be in use by a step that was launched before: its next owner uses it in later
+steps only, which the device runs afterwards. A copy into a freed adapter slot waits for what was launched so far.
 """
 
 from bisect import insort
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -24,15 +29,14 @@ _by_order = attrgetter("order")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Compute the next `num_tokens` pending tokens of `sequence` in this step."""
+    """Compute the next `num_tokens` pending tokens of `sequence` in this step.
+
+    `is_last` says that nothing stays pending, so that the last row's logits give the next token.
+    """
 
     sequence: Sequence
     num_tokens: int
-
-    @property
-    def is_last(self) -> bool:
-        """Whether nothing stays pending, so that the last row's logits give the next token."""
-        return self.num_tokens == self.sequence.num_pending
+    is_last: bool
 
 
 class Scheduler:
@@ -55,6 +59,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def _num_computing(self) -> int:
+        """The running sequences that can be in the next batch."""
+        return sum(not sequence.is_full for sequence in self._running)
+
+    @property
     def num_ready(self) -> int:
         return len(self._ready)
 
@@ -64,24 +73,43 @@ class Scheduler:
     def schedule(self) -> list[Work]:
         """Plan one step: a token for each decoding sequence, then prompt chunks, within `max_batch_tokens`."""
         num_preemptions = self.num_preemptions
-        for sequence in tuple(self._running):
+        for sequence in self._growing():
             if sequence.state is State.RUNNING:
                 self._grow(sequence)
         if self.num_preemptions == num_preemptions or not self._running:
             self._admit()
         return self._fill_budget()
 
+    def can_grow(self) -> bool:
+        """Whether `schedule` would find a block for each running sequence's next token without preempting any."""
+        return self._blocks.can_allocate(sum(self._num_missing(sequence) for sequence in self._growing()))
+
+    def _growing(self) -> list[Sequence]:
+        """The running sequences whose next token needs another block."""
+        size = self._blocks.block_size
+        return [each for each in self._running if each.num_tokens > len(each.blocks) * size and not each.is_full]
+
     def _fill_budget(self) -> list[Work]:
-        works = [Work(sequence, 1) for sequence in self._running if sequence.num_pending == 1]
-        budget = self._max_batch_tokens - len(works)
+        works, long = [], []
         for sequence in self._running:
-            if sequence.num_pending > 1 and budget > 0:
-                works.append(Work(sequence, min(budget, sequence.num_pending)))
-                budget -= works[-1].num_tokens
+            num_pending = sequence.num_pending
+            if num_pending > 1:
+                long.append(sequence)
+            elif num_pending and not sequence.is_full:
+                works.append(Work(sequence, 1, is_last=True))
+        return works + self._chunks(long, self._max_batch_tokens - len(works))
+
+    def _chunks(self, sequences: Items[Sequence], budget: int) -> list[Work]:
+        works = []
+        for sequence in sequences:
+            if budget > 0:
+                num_tokens = min(budget, sequence.num_pending)
+                works.append(Work(sequence, num_tokens, is_last=num_tokens == sequence.num_pending))
+                budget -= num_tokens
         return works
 
     def complete(self, work: Work) -> None:
-        """Note that `work` has been computed; when that was a prompt's end, its other choices can start."""
+        """Note that `work` has been launched; when that was a prompt's end, its other choices can start."""
         sequence, group = work.sequence, work.sequence.group
         was_in_prompt = sequence.num_computed < sequence.num_prompt
         sequence.num_computed += work.num_tokens
@@ -105,8 +133,6 @@ class Scheduler:
     def _grow(self, sequence: Sequence) -> None:
         """Give a running sequence the block its next token needs, from later sequences if none is free."""
         num_missing = self._num_missing(sequence)
-        if num_missing <= 0:
-            return
         while not self._blocks.can_allocate(num_missing):
             victim = max(self._holders(), key=_by_order)
             self._preempt(victim)
@@ -115,12 +141,13 @@ class Scheduler:
         sequence.blocks += self._blocks.allocate(num_missing)
 
     def _num_missing(self, sequence: Sequence) -> int:
-        return self._blocks.blocks_for(len(sequence.tokens)) - len(sequence.blocks)
+        return self._blocks.blocks_for(sequence.num_tokens) - len(sequence.blocks)
 
     def _holders(self) -> list[Sequence]:
         return [sequence for sequence in (*self._running, *self._ready) if sequence.blocks]
 
     def _preempt(self, sequence: Sequence) -> None:
+        assert not sequence.num_in_flight, f"{sequence} is preempted although its last token is not known"
         self._withdraw(sequence)
         sequence.num_passed = MAX_PASSED
         self._make_ready(sequence)
@@ -161,13 +188,13 @@ class Scheduler:
             self._place_ready()
 
     def _has_room(self) -> bool:
-        return self.num_running + self.num_ready < self._max_running and self.num_ready < MAX_READY
+        return self.num_ready < MAX_READY and self._num_computing + self.num_ready < self._max_running
 
     def _place_ready(self) -> None:
         """Give KV blocks to ready sequences in their order; one that needs too many may be passed a few times."""
         passed: list[Sequence] = []
         for sequence in tuple(self._ready):
-            if self.num_running >= self._max_running:
+            if self._num_computing >= self._max_running:
                 break
             if self._can_place(sequence):
                 self._place(sequence)

@@ -1,5 +1,6 @@
 """A request inside the engine and its choices. Knows their progress, not who decides about it."""
 
+import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Protocol
@@ -37,7 +38,11 @@ class State(StrEnum):
 
 
 class Sequence:
-    """One choice of a request: its tokens, how many of them the KV cache holds, and its block table."""
+    """One choice of a request: its tokens, how many of them the KV cache holds, and its block table.
+
+    A token is *in flight* from the launch of the step that samples it until the host has read it: it counts, and its
+    value is known to the device alone. `num_computed` runs ahead in the same way: it counts what has been launched.
+    """
 
     def __init__(self, group: "RequestGroup", index: int) -> None:
         request = group.request
@@ -46,7 +51,15 @@ class Sequence:
         self.state = State.PARKED
         self.tokens = list(request.prompt)
         self.num_prompt = len(self.tokens)
+        self.samples = request.sampling.max_tokens > 0
+        """Whether it wants any token, and not just its prompt read."""
+        self.max_length = min(self.num_prompt + request.sampling.max_tokens, group.context_length)
         self.num_computed = 0
+        self.num_in_flight = 0
+        self.flight_row = 0
+        """Where the token in flight stands among those that its step samples."""
+        self.num_scored = 1
+        """Prompt tokens whose log-probabilities some step was asked for; the first one has none."""
         self.num_passed = 0
         """How many sequences got KV blocks before this one although it came first."""
         self.blocks: BlockTable = ()
@@ -56,7 +69,7 @@ class Sequence:
             self.prompt_logprobs = [None]
 
     def __repr__(self) -> str:
-        computed = f"{self.num_computed}/{len(self.tokens)}"
+        computed = f"{self.num_computed}/{self.num_tokens}"
         return f"Sequence({self.group.request.request_id}[{self.index}], {self.state}, computed={computed})"
 
     @property
@@ -65,9 +78,19 @@ class Sequence:
         return (self.group.order, self.index)
 
     @property
+    def num_tokens(self) -> int:
+        """Its length with the tokens in flight."""
+        return len(self.tokens) + self.num_in_flight
+
+    @property
     def num_pending(self) -> int:
-        """Tokens that are known and not yet in the KV cache."""
-        return len(self.tokens) - self.num_computed
+        """Tokens that are not yet in the KV cache."""
+        return len(self.tokens) + self.num_in_flight - self.num_computed
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the token in flight is the last one there can be: nothing is left to launch."""
+        return self.num_in_flight > 0 and len(self.tokens) + self.num_in_flight >= self.max_length
 
     @property
     def num_output(self) -> int:
@@ -78,15 +101,19 @@ class Sequence:
         lease = self.group.lease
         return NO_SLOT if lease is None or lease.slot is None else lease.slot
 
-    def append(self, token_id: int, limits: "Limits") -> FinishReason | None:
-        """Add a sampled token; the reason to finish, if it is the last one."""
+    def launch_token(self, row: int) -> None:
+        """Note that a step samples the next token, as its `row`-th."""
+        self.num_in_flight += 1
+        self.flight_row = row
+
+    def land_token(self, token_id: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
+        """Add the oldest token in flight; the reason to finish, if it is the last one."""
+        self.num_in_flight -= 1
         self.tokens.append(token_id)
         sampling = self.group.request.sampling
-        if token_id in sampling.stop_token_ids or (token_id in limits.eos_token_ids and not sampling.ignore_eos):
+        if token_id in sampling.stop_token_ids or (token_id in eos_token_ids and not sampling.ignore_eos):
             return "stop"
-        if self.num_output >= sampling.max_tokens or len(self.tokens) >= limits.context_length:
-            return "length"
-        return None
+        return "length" if len(self.tokens) >= self.max_length else None
 
     def take_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
         """The prompt's log-probabilities, once they are all there, and only once."""
@@ -96,20 +123,19 @@ class Sequence:
         return tuple(taken)
 
 
-class Limits(Protocol):
-    """What of the base model ends a sequence."""
-
-    @property
-    def context_length(self) -> int: ...
-    @property
-    def eos_token_ids(self) -> frozenset[int]: ...
-
-
 class RequestGroup:
     """A request with its choices, and what is held for it: one adapter lease and one charge for all of them."""
 
-    def __init__(self, request: GenerateRequest, outbox: Outbox, arrived_at_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        outbox: Outbox,
+        arrived_at_s: float = 0.0,
+        *,
+        context_length: int = sys.maxsize,
+    ) -> None:
         self.request = request
+        self.context_length = context_length
         self.outbox = outbox
         self.arrived_at_s = arrived_at_s
         self.order = -1

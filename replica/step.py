@@ -1,16 +1,17 @@
-"""One step's tensors: pack the planned work, run the model, sample. Knows nothing of how requests start or end."""
+"""One step's tensors: pack the planned work, launch the model and the sampling. Knows nothing of how requests end."""
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from replica.batching import PromptRows, StepBatch, build_batch
+from replica.device_link import DeviceLink
+from replica.flight import Flight
+from replica.logprobs import ScoredRows, score_rows
 from replica.model.batch import ForwardBatch
-from replica.sampler import Chosen, Sampler, token_logprobs
+from replica.sampler import Sampler, Sampling
 from replica.scheduler import Work
-from replica.sequence import Sequence
 
 
 class StepModel(Protocol):
@@ -23,41 +24,41 @@ class StepModel(Protocol):
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Float32 logits [number of logit rows, vocabulary]."""
+        """Float32 logits [number of logit rows, vocabulary].
 
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """The batch that ran, and the token chosen for each sequence that got one."""
-
-    batch: ForwardBatch
-    chosen: list[tuple[Sequence, Chosen]]
+        A model on CUDA queues its work on the current stream and returns at once; the logits may lie in a buffer that
+        the next forward overwrites, in the order of that stream.
+        """
 
 
 class StepRunner:
-    """Runs planned work on the model. Prompts' log-probabilities go to their sequences, tokens to the caller."""
+    """Launches planned work on the model's device. On an asynchronous device nothing here waits for it."""
 
-    def __init__(self, model: StepModel, sampler: Sampler) -> None:
+    def __init__(self, model: StepModel, sampler: Sampler, link: DeviceLink) -> None:
         self._model = model
         self._sampler = sampler
+        self._link = link
 
-    def run(self, works: Items[Work]) -> StepResult:
-        batch = build_batch(works, self._model.device)
+    def launch(self, works: Items[Work], before: Flight | None, now_s: float) -> Flight:
+        """Begin a step; the tokens that `before` samples may be inputs of it."""
+        batch = build_batch(works, None if before is None else before.token_ids, self._link)
         logits = self._model.forward(batch.forward)
-        for rows in batch.prompt_rows:
-            _read_prompt(rows, logits)
-        return StepResult(batch.forward, self._sample(batch, logits))
+        prompts = [(rows, self._score(rows, logits)) for rows in batch.prompt_rows]
+        sampling = self._sample(batch, logits)
+        read = [work.sequence for work in works if work.is_last and not work.sequence.samples]
+        return Flight(batch.forward, batch.sampled, sampling, prompts, read, now_s)
 
-    def _sample(self, batch: StepBatch, logits: torch.Tensor) -> list[tuple[Sequence, Chosen]]:
+    def _sample(self, batch: StepBatch, logits: torch.Tensor) -> Sampling | None:
         if not batch.sampled:
-            return []
-        if len(batch.sampled) < len(logits):
-            logits = logits[torch.tensor(batch.sampled_rows, device=logits.device)]
-        return list(zip(batch.sampled, self._sampler.choose(logits, batch.sampled), strict=True))
+            return None
+        if batch.sampled_rows is not None:
+            logits = logits.index_select(0, batch.sampled_rows)
+        sampling = self._sampler.launch(logits, batch.sampled, self._link)
+        for row, sequence in enumerate(batch.sampled):
+            sequence.launch_token(row)
+        return sampling
 
-
-def _read_prompt(rows: PromptRows, logits: torch.Tensor) -> None:
-    sequence, targets = rows.sequence, rows.targets
-    num_top = sequence.group.request.sampling.prompt_logprobs or 0
-    assert sequence.prompt_logprobs is not None
-    sequence.prompt_logprobs += token_logprobs(logits[rows.start : rows.end], targets, [num_top] * len(targets))
+    def _score(self, rows: PromptRows, logits: torch.Tensor) -> ScoredRows:
+        num_top = rows.sequence.group.request.sampling.prompt_logprobs or 0
+        targets = self._link.send(rows.targets, torch.int64)
+        return score_rows(logits[rows.start : rows.end], targets, [num_top] * len(targets), self._link)

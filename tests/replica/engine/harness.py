@@ -8,20 +8,26 @@ from replica.engine import Engine
 from replica.messages import GenerateRequest, SamplingParams
 from replica.metrics import ReplicaMetrics
 from replica.sampler import Sampler
+from tests.fake_device import AsyncFakeModel, FakeLink
 from tests.fakes import CollectingOutbox, FakeAdapters, FakeModel
 
 MAX_STEPS = 20_000
 
 
 class Bench:
-    """One engine, its fakes, and an outbox for all requests."""
+    """One engine, its fakes, and an outbox for all requests; with a `link` its model runs behind the host."""
 
     def __init__(
-        self, *, num_blocks: int = 64, num_slots: int = 2, adapters: FakeAdapters | None = None, **config: Any
+        self,
+        *,
+        num_blocks: int = 64,
+        num_slots: int = 2,
+        adapters: FakeAdapters | None = None,
+        link: FakeLink | None = None,
+        **config: Any,
     ) -> None:
-        self.model = FakeModel(
-            context_length=config.pop("context_length", 256), eos_bias=config.pop("eos_bias", -100.0)
-        )
+        fields = {"context_length": config.pop("context_length", 256), "eos_bias": config.pop("eos_bias", -100.0)}
+        self.model = FakeModel(**fields) if link is None else AsyncFakeModel(link, **fields)
         self.adapters = adapters or FakeAdapters(num_slots)
         self.config = SchedulerConfig(**{"block_size": 4, "max_batch_tokens": 16, "max_num_seqs": 8, **config})
         self.model.allocate_kv(num_blocks, self.config.block_size)
@@ -36,6 +42,7 @@ class Bench:
             num_slots=num_slots,
             on_fatal=self.fatal.append,
             sampler=Sampler(seed=0),
+            link=link,
         )
         self.adapters.wake = self.engine.wake
 
