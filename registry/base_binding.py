@@ -90,7 +90,7 @@ class _Check:
 
     def _compare(self, code: str, field: str, what: str, claimed: str | None, actual: str) -> None:
         if claimed is not None and claimed != actual:
-            message = f"lorafleet_base.json names {what} {shown(claimed)}; those served are {actual!r}"
+            message = f"lorafleet_base.json names the {what} {shown(claimed)}; served is {actual!r}"
             self._faults.add(code, message, hint=WRONG_BASE, field=f"lorafleet_base.json:{field}")
 
     def _claimed_name(self) -> bool:

@@ -14,9 +14,7 @@ def check_template(modules: Sequence[ModuleLora], rules: TemplateRules, faults: 
     tell = faults.add if rules.policy == "refuse" else faults.warn
     ranks = sorted({module.rank for module in modules} - set(rules.ranks)) if rules.ranks else []
     if ranks:
-        message = (
-            f"the adapter has modules of rank {_listed(ranks)}; the fleet's template asks for {_listed(rules.ranks)}"
-        )
+        message = f"the adapter has rank {_listed(ranks)}; the fleet's template asks for {_listed(rules.ranks)}"
         tell("template_rank", message, hint=HINT, field="r")
     _check_names("template_targets", "targets", _names(modules), rules.targets, "target_modules", tell)
     dtypes = {tensor.dtype for module in modules for tensor in (module.a, module.b)}

@@ -16,6 +16,7 @@ from replica.config import ModelConfig
 from replica.errors import ModelError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -44,16 +45,22 @@ def resolve_base(config: ModelConfig) -> Path:
             raise ModelError(f"model.base is the file {path}; allowed: a .gguf file, a folder, a hub id")
         return _converted(path, config)
     if path.is_dir():
-        return _checked_folder(path)
+        return _checked_folder(path, with_weights=config.weights == "files")
     if path.suffix.lower() == ".gguf" or not HUB_ID.fullmatch(config.base):
         raise ModelError(f"model.base is {config.base!r}: there is no such file or folder")
     return _checked_folder(_snapshot(config))
 
 
-def _checked_folder(folder: Path) -> Path:
+def base_revision(config: ModelConfig, folder: Path) -> str | None:
+    """The commit of the hub snapshot in `folder`, else what the configuration says."""
+    is_snapshot = folder.parent.name == "snapshots" and COMMIT.fullmatch(folder.name) is not None
+    return folder.name if is_snapshot else config.revision
+
+
+def _checked_folder(folder: Path, with_weights: bool = True) -> Path:
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json")
-    if not any(folder.glob("*.safetensors")):
+    if with_weights and not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} has no safetensors file; pickled weights are not loaded")
     return folder
 

@@ -1,43 +1,47 @@
 """The base model, loaded once: packed token rows in, logits out, LoRA pairs applied on the way. Knows no requests."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from registry.types import BaseSpec
 from replica.config import ModelConfig
 from replica.errors import ModelError
-from replica.model.architecture import AttentionProbe, check_layers, find_sites, pin_rope, refuse_config
-from replica.model.attention_plan import AttentionPlan
-from replica.model.base_files import resolve_base, resolve_device, resolve_dtype
-from replica.model.base_spec import build_spec, module_specs, read_tokenizer
+from replica.model.architecture import AttentionProbe, check_layers, find_sites, pin_rope, probe_layers
+from replica.model.base_files import base_revision, resolve_base
+from replica.model.base_spec import build_spec, module_specs, named_specs, read_tokenizer
 from replica.model.batch import ForwardBatch, Site
-from replica.model.lora_linear import LoraLinear, LoraStep
-from replica.model.paged_attention import IMPLEMENTATION, KVCache, LayerShape, PagedStep, paged_attention
-
-AttentionInterface.register(IMPLEMENTATION, paged_attention)
+from replica.model.cuda_graphs import CaptureReport
+from replica.model.device_runner import Adapters, DeviceRunner, StepLimits
+from replica.model.device_setup import SlotTables, attention_over, build_device_runner, kernels_over
+from replica.model.eager_runner import EagerRunner
+from replica.model.load_weights import load_model
+from replica.model.paged_attention import KVCache
+from replica.model.step_attention import LayerHeads
 
 
 class BaseModel:
-    """One resident base. `forward` may be called from one thread at a time."""
+    """One resident base. `forward` may be called from one thread at a time.
+
+    The order is: `load`, `allocate_kv`, `attach_adapters`, `prepare`, then `forward`.
+    """
 
     def __init__(
         self,
         model: Any,
+        runner: EagerRunner | DeviceRunner,
         *,
         sites: tuple[Site, ...],
-        layers: tuple[LayerShape, ...],
+        layers: tuple[LayerHeads, ...],
         spec: BaseSpec,
         tokenizer_json: bytes,
+        config: ModelConfig,
     ) -> None:
-        self._model = model
+        self._model, self._runner = model, runner
         self._layers = layers
+        self._config = config
         self._cache: KVCache | None = None
-        self._running = threading.Lock()
-        self._lora = LoraStep()
         self.sites = sites
         self.spec = spec
         self.tokenizer_json = tokenizer_json
@@ -46,87 +50,108 @@ class BaseModel:
         self.vocab_size = spec.vocab_size
         self.context_length = spec.context_length
         self.eos_token_ids = frozenset(spec.eos_token_ids)
-        for site in sites:
-            model.set_submodule(site.path, LoraLinear(model.get_submodule(site.path), site, self._lora))
+        self.capture_report = CaptureReport()
 
     @classmethod
-    def load(cls, config: ModelConfig) -> "BaseModel":
-        """Find, load and check the base. Raises ModelError for a base that is missing or cannot be served right."""
+    def load(cls, config: ModelConfig, *, on_device: bool | None = None) -> "BaseModel":
+        """Find, load and check the base. Raises ModelError for a base that is missing or cannot be served right.
+
+        `on_device` chooses the path for GPUs (merged projections, compiled layers, graphs); as a rule the device does.
+        """
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         folder = resolve_base(config)
-        model = _load_model(folder, config)
+        model = load_model(folder, config)
         text_config = model.config.get_text_config(decoder=True)
-        probe = _probe(model)
-        layers = check_layers(probe, text_config)
+        probe = probe_layers(model)
+        shapes = check_layers(probe, text_config)
+        layers = tuple(LayerHeads(shape, probe.num_heads[i], probe.rules[i]) for i, shape in enumerate(shapes))
         context_length = _context_length(config, text_config)
         sites = find_sites(model, probe)
         pin_rope(model, text_config, context_length)
-        tokenizer = read_tokenizer(folder)
-        weights = {site.path: model.get_submodule(site.path).weight for site in sites}
-        spec = build_spec(
-            config.base_name,
+        spec, tokenizer_json = _describe(config, folder, model, sites, context_length)
+        on_device = model.device.type == "cuda" if on_device is None else on_device
+        runner = _runner(model, sites, probe, config, context_length) if on_device else EagerRunner(model, sites)
+        return cls(
             model,
-            module_specs(sites, weights),
-            tokenizer,
-            context_length=context_length,
-            vocab_size=model.get_output_embeddings().weight.shape[0],
+            runner,
+            sites=sites,
+            layers=layers,
+            spec=spec,
+            tokenizer_json=tokenizer_json,
+            config=config,
         )
-        return cls(model, sites=sites, layers=layers, spec=spec, tokenizer_json=tokenizer.json)
 
     def __repr__(self) -> str:
         return (
             f"BaseModel({self.spec.base_id}, {self.spec.architecture}, {self.dtype}, {self.device}, "
-            f"num_sites={len(self.sites)}, kv={self._cache})"
+            f"num_sites={len(self.sites)}, kv={self._cache}, {self._runner})"
         )
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Bytes that one block of `block_size` tokens takes over all layers."""
-        return block_size * self.dtype.itemsize * sum(layer.elements_per_token for layer in self._layers)
+        return block_size * self.dtype.itemsize * sum(layer.shape.elements_per_token for layer in self._layers)
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
-        """Make the paged cache, in place of any there was. Raises OutOfMemory when the device cannot hold it."""
+        """Make the paged cache, in place of any there was. Raises OutOfMemory when the device cannot hold it.
+
+        On a device there is one block more than asked for: padding rows of recorded steps lie in it.
+        """
         self._cache = None
-        self._cache = KVCache(self._layers, num_blocks, block_size, self.device, self.dtype)
+        num_spare = int(isinstance(self._runner, DeviceRunner))
+        shapes = [layer.shape for layer in self._layers]
+        self._cache = cache = KVCache(shapes, num_blocks + num_spare, block_size, self.device, self.dtype)
+        if isinstance(self._runner, DeviceRunner):
+            self._runner.use_cache(cache, attention_over(cache, self._layers, self._config))
+        else:
+            self._runner.use_cache(cache)
+
+    def attach_adapters(self, memory: torch.Tensor, tables: SlotTables, max_rank: int) -> None:
+        """Let steps use the slots of an arena: `memory` is 1-D, in the base's dtype. On the CPU segments bring all."""
+        if isinstance(self._runner, DeviceRunner):
+            make = kernels_over(memory, tables, max_rank, num_groups=self._runner.num_groups)
+            self._runner.use_adapters(Adapters(make, max_rank))
+
+    def prepare(self, limits: StepLimits) -> CaptureReport:
+        """Get ready for steps up to `limits`: compile and capture on a device. Raises OutOfMemory."""
+        if isinstance(self._runner, DeviceRunner):
+            self.capture_report = self._runner.prepare(limits)
+        return self.capture_report
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Run one packed step and write its keys and values into the cache.
 
         Returns float32 logits [num_logits, vocab_size], an inference tensor: change it in place under
-        `torch.inference_mode()` only.
+        `torch.inference_mode()` only. On a device the next step may overwrite it: what is read from it must be queued
+        before.
         """
-        cache = self._cache
-        assert cache is not None, "allocate_kv comes before forward"
-        plan = AttentionPlan(batch.spans, cache.block_size, self.device, self.dtype)
-        assert plan.num_rows == batch.token_ids.shape[0] == batch.positions.shape[0], "spans and rows disagree"
-        with self._running, torch.inference_mode(), self._lora.running(batch.segments):
-            out = self._model(
-                input_ids=batch.token_ids[None],
-                position_ids=batch.positions[None],
-                use_cache=False,
-                logits_to_keep=batch.logit_rows,
-                paged_meta=PagedStep(cache, plan),
-            )
-        logits: torch.Tensor = out.logits[0].float()
-        return logits
+        return self._runner.forward(batch)
 
 
-def _load_model(folder: Path, config: ModelConfig) -> Any:
-    offline = {"local_files_only": True, "trust_remote_code": False}
-    try:
-        hf_config = AutoConfig.from_pretrained(folder, **offline)
-    except Exception as error:  # any library may be behind a config, and raise anything
-        raise ModelError(f"{folder} has a config.json that cannot be read: {error}") from error
-    refuse_config(hf_config)
-    dtype = getattr(torch, resolve_dtype(config))
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, config=hf_config, dtype=dtype, use_safetensors=True, **offline
-        )
-    except Exception as error:
-        raise ModelError(f"{folder} cannot be loaded as a causal language model: {error}") from error
-    model.set_attn_implementation(IMPLEMENTATION)
-    return model.to(resolve_device(config)).eval()
+def _describe(
+    config: ModelConfig, folder: Path, model: Any, sites: tuple[Site, ...], context_length: int
+) -> tuple[BaseSpec, bytes]:
+    tokenizer = read_tokenizer(folder)
+    if config.weights == "random":
+        modules = named_specs(sites, {"config": model.config.to_dict(), "seed": config.seed})
+    else:
+        modules = module_specs(sites, {site.path: model.get_submodule(site.path).weight for site in sites})
+    spec = build_spec(
+        config.base_name,
+        base_revision(config, folder),
+        model,
+        modules,
+        tokenizer,
+        context_length=context_length,
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+    )
+    return spec, tokenizer.json
+
+
+def _runner(
+    model: Any, sites: tuple[Site, ...], probe: AttentionProbe, config: ModelConfig, context_length: int
+) -> DeviceRunner:
+    return build_device_runner(model, sites, probe, config, context_length)
 
 
 def _context_length(config: ModelConfig, text_config: Any) -> int:
@@ -136,15 +161,3 @@ def _context_length(config: ModelConfig, text_config: Any) -> int:
     if config.context_length > trained:
         raise ModelError(f"model.context_length is {config.context_length}; allowed for this base: 16 to {trained}")
     return config.context_length
-
-
-def _probe(model: Any) -> AttentionProbe:
-    """Run one token through the model and see what each layer asks of attention."""
-    probe = AttentionProbe()
-    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    try:
-        with torch.inference_mode():
-            model(input_ids=token, position_ids=token, use_cache=False, paged_meta=probe)
-    except TypeError as error:
-        raise ModelError(f"{type(model).__name__} does not attend through AttentionInterface: {error}") from error
-    return probe

@@ -78,6 +78,21 @@ def module_specs(sites: Iterable[Site], weights: Mapping[str, torch.Tensor]) -> 
     )
 
 
+def named_specs(sites: Iterable[Site], source: Mapping[str, Any]) -> tuple[ModuleSpec, ...]:
+    """Specs of sites whose weights follow from `source` alone: its canonical JSON stands for their bytes."""
+    document = json.dumps(source, sort_keys=True, separators=(",", ":"), default=str)
+    return tuple(
+        ModuleSpec(
+            path=site.path,
+            in_features=site.in_features,
+            out_features=site.out_features,
+            kind=site.kind,
+            sha256=hashlib.sha256(f"{document}\n{site.path}".encode()).hexdigest(),
+        )
+        for site in sorted(sites, key=lambda site: site.path)
+    )
+
+
 def tensor_sha256(tensor: torch.Tensor) -> str:
     """sha256 in hexadecimal over the raw bytes, row by row, in the dtype the tensor has."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -92,6 +107,7 @@ def base_digest(modules: Iterable[ModuleSpec]) -> str:
 
 def build_spec(
     base_id: str,
+    revision: str | None,
     model: Any,
     modules: tuple[ModuleSpec, ...],
     tokenizer: TokenizerFiles,
@@ -99,9 +115,10 @@ def build_spec(
     context_length: int,
     vocab_size: int,
 ) -> BaseSpec:
-    """Put the record together. `base_id` is the name that clients use for the base."""
+    """Put the record together. `base_id` is the name that clients use for the base, `revision` the hub's commit."""
     return BaseSpec(
         base_id=base_id,
+        revision=revision,
         digest=base_digest(modules),
         architecture=type(model).__name__,
         modules=modules,
