@@ -165,7 +165,7 @@ def _versions(connection: Connection, where: ColumnElement[bool]) -> dict[str, l
     v, m = tables.versions.c, tables.manifests.c
     query = (
         select(v.name, v.number, v.digest, v.state, v.created_at_s, v.drain_until_s)
-        .add_columns(m.num_bytes, m.max_rank, m.target_names)
+        .add_columns(m.num_bytes, m.max_rank, m.target_names, m.base_verified)
         .select_from(tables.versions.join(tables.manifests).join(tables.adapters))
         .where(where)
         .order_by(v.name, v.number)
@@ -181,6 +181,7 @@ def _versions(connection: Connection, where: ColumnElement[bool]) -> dict[str, l
                 num_bytes=row.num_bytes,
                 max_rank=row.max_rank,
                 target_names=tuple(row.target_names),
+                base_verified=row.base_verified,
                 drain_until_s=row.drain_until_s if row.state == VersionState.DRAINING else None,
             )
         )

@@ -6,6 +6,7 @@ Rows are never deleted but for aliases and leases; blobs live elsewhere.
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     Float,
     ForeignKey,
@@ -17,6 +18,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 
 metadata = MetaData()
@@ -55,6 +57,7 @@ manifests = Table(
     Column("num_bytes", BigInteger, nullable=False),
     Column("max_rank", Integer, nullable=False),
     Column("target_names", JSON, nullable=False),
+    Column("base_verified", Boolean, nullable=False, server_default=false()),
 )
 versions = Table(
     "versions",

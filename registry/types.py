@@ -172,6 +172,8 @@ class VersionRecord(Record):
     target_names: tuple[str, ...]
     drain_until_s: float | None = None
     """When what still runs on a draining version is aborted."""
+    base_verified: bool = True
+    """False when the upload did not say for which base it was trained."""
 
 
 class Canary(Record):

@@ -81,6 +81,7 @@ def _ensure_manifest(tx: Transaction, manifest: AdapterManifest, keep: bool) -> 
         "blob_sha256": manifest.blob_sha256,
         "num_bytes": manifest.blob_bytes,
         "max_rank": manifest.max_rank,
+        "base_verified": manifest.base_verified,
         "target_names": list(manifest.target_names),
     }
     if records.manifest(tx.connection, manifest.digest) is None:
