@@ -18,6 +18,8 @@ from replica.adapters.copier import CopyQueue, SlotCopier
 from replica.adapters.eviction import GreedyDualPolicy
 from replica.adapters.fit import Budgets, ImagePlanner
 from replica.adapters.host_cache import HostCache
+from replica.adapters.host_memory import HostMemory
+from replica.adapters.image_reader import ImageReader
 from replica.adapters.loader import ImageLoader
 from replica.adapters.misses import MissPath
 from replica.adapters.node_store import NodeStore
@@ -27,6 +29,9 @@ from replica.adapters.stats import CacheStats, LoadObserver, LoadTimes
 from replica.config import AdapterCacheConfig
 from replica.errors import ReplicaError
 from replica.model.batch import LoraPair, Site
+
+READ_THREADS = 8
+"""Threads that read one adapter where decode steps need no core."""
 
 
 class AdapterLease:
@@ -108,6 +113,7 @@ class AdapterCache:
         host: HostCache,
         planner: ImagePlanner,
         residents: Residents,
+        reader: ImageReader,
         workers: Workers,
         clock: Callable[[], float],
         times: LoadTimes,
@@ -115,13 +121,12 @@ class AdapterCache:
         drain_after_s: float,
     ) -> None:
         self._store, self._host, self._planner, self._residents = store, host, planner, residents
-        self._workers, self._clock, self._times = workers, clock, times
-        memory = residents.arena.memory
+        self._reader, self._workers, self._clock, self._times = reader, workers, clock, times
         self._loader = ImageLoader(
-            store, host, planner, workers.readers, workers.fetchers, times, clock, failure_ttl_s,
-            pin=memory.device.type == "cuda", on_settled=self._notify,
+            store, host, planner, reader, workers.readers, workers.fetchers, times, clock, failure_ttl_s,
+            on_settled=self._notify,
         )  # fmt: skip
-        copies = CopyQueue(SlotCopier(memory), workers.copiers, times, clock, self._notify)
+        copies = CopyQueue(SlotCopier(residents.arena.memory), workers.copiers, times, clock, self._notify)
         self._misses = MissPath(self._loader, host, residents, copies, times, clock, drain_after_s)
         self._leases: set[AdapterLease] = set()
         self._forgotten: deque[str] = deque()
@@ -141,14 +146,19 @@ class AdapterCache:
         observer: LoadObserver | None = None,
         workers: Workers | None = None,
     ) -> "AdapterCache":
-        """Allocate the arena and start the load threads. `dtype` is the base model's."""
+        """Take the arena and the host memory, and start the load threads. `dtype` is the base model's.
+
+        Raises OutOfMemory when either cannot be had.
+        """
+        on_gpu = device.type == "cuda"
         arena = SlotArena(config.max_slots, config.arena_bytes, len(sites), device, dtype)
         budgets = Budgets(config.max_rank, arena.num_bytes, config.host_bytes, store.max_bytes)
         return cls(
             store=store,
-            host=HostCache(config.host_bytes),
+            host=HostCache(HostMemory(config.host_bytes, pin=on_gpu)),
             planner=ImagePlanner(sites, dtype, budgets),
             residents=Residents(arena, GreedyDualPolicy(16 * config.max_slots, 64 * config.max_slots)),
+            reader=ImageReader(config.num_read_threads or (READ_THREADS if on_gpu else 1)),
             workers=workers or Workers.start(config.num_load_threads),
             clock=clock,
             times=LoadTimes(observer),
@@ -219,8 +229,10 @@ class AdapterCache:
         self._forgotten.append(digest)
 
     def close(self) -> None:
-        """Stop the load threads; waits for what they are doing."""
+        """Stop the load threads, wait for what they are doing, and give the host memory up. Idempotent."""
         self._workers.stop()
+        self._reader.close()
+        self._host.close()
 
     def _take_in(self) -> None:
         """Take note of what other threads did."""

@@ -42,6 +42,8 @@ class ExtentMap:
     def allocate(self, owner: int, size: int) -> Extent | None:
         """Give `owner` an extent, or None when no hole is large enough."""
         assert owner not in self._extents, owner
+        if size > self.free_size:
+            return None
         hole = min((hole for hole in self.holes() if hole.size >= size), key=lambda hole: hole.size, default=None)
         if hole is None:
             return None

@@ -12,6 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from replica.errors import AdapterUnavailable
+
+
+class BytesChanged(AdapterUnavailable):
+    """A file holds other bytes than were published there."""
+
 
 @contextmanager
 def lock_file(path: Path) -> Iterator[None]:

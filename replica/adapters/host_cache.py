@@ -4,8 +4,10 @@ One instance belongs to one set of sites and one dtype, so a digest names exactl
 """
 
 import threading
+import weakref
 from collections import OrderedDict
 
+from replica.adapters.host_memory import HostBlock, HostMemory
 from replica.adapters.weights import AdapterImage
 
 
@@ -32,27 +34,57 @@ class _Entry:
 
 
 class HostCache:
-    """Least recently used images leave first; one that is being copied never does. Safe from any thread."""
+    """Least recently used images leave first; one that is being copied never does. Safe from any thread.
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    The budget bounds loads in progress too: an image is read into room that was made for it here.
+    """
+
+    def __init__(self, memory: HostMemory) -> None:
+        self._memory = memory
         self.num_bytes = 0
         self.num_evictions = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._blocks: weakref.WeakSet[HostBlock] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"HostCache({len(self._entries)} images, {self.num_bytes} of {self.max_bytes} bytes)"
+        return f"HostCache({len(self._entries)} images, {self.num_bytes} bytes, {self._memory!r})"
+
+    @property
+    def max_bytes(self) -> int:
+        return self._memory.max_bytes
+
+    def make_room(self, num_bytes: int) -> HostBlock | None:
+        """Room for a new image, after giving up as few old ones as it takes.
+
+        None when loads in progress and images that are being copied leave no room.
+        """
+        with self._lock:
+            block = self._memory.allocate(num_bytes)
+            idle = [entry.image for entry in self._entries.values() if entry.num_readers == 0]
+            if block is None and self._memory.free_bytes + sum(image.num_bytes for image in idle) < num_bytes:
+                return None
+            digests = [image.digest for image in idle]
+            idle.clear()  # the images' memory comes back with their last reference
+            for digest in digests:
+                if block is not None:
+                    break
+                self._drop(digest)
+                self.num_evictions += 1
+                block = self._memory.allocate(num_bytes)
+            if block is not None:
+                self._blocks.add(block)
+            return block
 
     def add(self, image: AdapterImage) -> bool:
-        """Keep an image; false when what is being copied leaves no room for it."""
+        """Keep an image; false when it was not read into room of this cache."""
         with self._lock:
             entry = self._entries.get(image.digest)
             if entry is not None:
                 entry.forgotten = False
                 self._entries.move_to_end(image.digest)
                 return True
-            if not self._make_room(image.num_bytes):
+            if image.block not in self._blocks:
                 return False
             self._entries[image.digest] = _Entry(image)
             self.num_bytes += image.num_bytes
@@ -95,21 +127,15 @@ class HostCache:
     def check_integrity(self) -> None:
         with self._lock:
             assert self.num_bytes == sum(entry.image.num_bytes for entry in self._entries.values())
-            assert 0 <= self.num_bytes <= self.max_bytes, repr(self)
+            assert 0 <= self.num_bytes <= self.max_bytes - self._memory.free_bytes, repr(self)
+            self._memory.check_integrity()
             for digest, entry in self._entries.items():
                 assert entry.image.digest == digest
                 assert entry.num_readers > 0 or not entry.forgotten, digest
 
-    def _make_room(self, num_bytes: int) -> bool:
-        idle = [(digest, entry.image.num_bytes) for digest, entry in self._entries.items() if entry.num_readers == 0]
-        if self.num_bytes - sum(size for _, size in idle) + num_bytes > self.max_bytes:
-            return False
-        for digest, _ in idle:
-            if self.num_bytes + num_bytes <= self.max_bytes:
-                break
-            self._drop(digest)
-            self.num_evictions += 1
-        return True
+    def close(self) -> None:
+        """Give the memory up; nothing may be copied from here any more."""
+        self._memory.close()
 
     def _drop(self, digest: str) -> None:
         self.num_bytes -= self._entries.pop(digest).image.num_bytes

@@ -17,8 +17,9 @@ from typing import Literal, Protocol
 from registry.types import AdapterManifest
 from replica.adapters.fit import ImagePlanner
 from replica.adapters.host_cache import HostCache
+from replica.adapters.image_reader import ImageReader
 from replica.adapters.stats import LoadTimes
-from replica.adapters.weights import AdapterImage, read_image
+from replica.adapters.weights import AdapterImage
 from replica.errors import AdapterUnavailable, ReplicaError, UnknownAdapter
 
 Tier = Literal["host", "node", "blob"]
@@ -41,11 +42,15 @@ class AdapterFiles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A load that ended: in the host cache, or with `error`. `image` is there for those who asked to hold it."""
+    """A load that ended, at `ended_s`: in the host cache, or with `error`, or without room there for now.
+
+    `image` is there for those who asked to hold it.
+    """
 
     digest: str
     tier: Tier
     seconds: float
+    ended_s: float
     image: AdapterImage | None = None
     error: ReplicaError | None = None
 
@@ -66,19 +71,18 @@ class ImageLoader:
         files: AdapterFiles,
         host: HostCache,
         planner: ImagePlanner,
+        reader: ImageReader,
         readers: Executor,
         fetchers: Executor,
         times: LoadTimes,
         clock: Callable[[], float],
         failure_ttl_s: float,
-        pin: bool,
         on_settled: Callable[[], None],
     ) -> None:
-        self._files, self._host, self._planner = files, host, planner
+        self._files, self._host, self._planner, self._reader = files, host, planner, reader
         self._readers, self._fetchers = readers, fetchers
         self._times, self._clock = times, clock
         self._failure_ttl_s = failure_ttl_s
-        self._pin = pin
         self._on_settled = on_settled
         self._flights: dict[str, _Flight] = {}
         self._failures: dict[str, tuple[float, ReplicaError]] = {}
@@ -89,7 +93,7 @@ class ImageLoader:
     def request(self, digest: str, hold: bool = False) -> None:
         """Bring an image to the host cache, at once and without blocking; `settled` will tell how it went.
 
-        With `hold` the result carries the image, should the host cache have no room to keep it.
+        When loads and copies leave no room there, nothing is read; with `hold` it is, and the result carries the image.
         """
         with self._lock:
             flight = self._flights.get(digest)
@@ -132,8 +136,7 @@ class ImageLoader:
                 flight.tier = "blob"
                 self._fetchers.submit(self._fetch, flight)
                 return
-            image = self._load(flight.digest)
-            self._host.add(image)
+            image = self._load(flight)
         except Exception as error:
             self._settle(flight, error=_as_replica_error(flight.digest, error))
         else:
@@ -148,12 +151,16 @@ class ImageLoader:
         except Exception as error:
             self._settle(flight, error=_as_replica_error(flight.digest, error))
 
-    def _load(self, digest: str) -> AdapterImage:
+    def _load(self, flight: _Flight) -> AdapterImage | None:
         started_s = self._clock()
-        manifest = self._files.manifest(digest)
+        manifest = self._files.manifest(flight.digest)
         layout = self._planner.plan(manifest)
-        with self._files.reading(digest) as path:
-            image = read_image(path, manifest, layout, self._pin)
+        block = self._host.make_room(layout.num_bytes)
+        if block is None and not flight.hold:
+            return None
+        with self._files.reading(flight.digest) as path:
+            image = self._reader.read(path, manifest, layout, block)
+        self._host.add(image)
         self._times.observe("read", self._clock() - started_s)
         return image
 
@@ -165,7 +172,7 @@ class ImageLoader:
                 _logger.warning("%s: %s", error.code, error.message)
                 self._remember_failure(flight.digest, error, now_s)
             held = image if flight.hold else None
-            self._settled.append(Loaded(flight.digest, flight.tier, now_s - flight.started_s, held, error))
+            self._settled.append(Loaded(flight.digest, flight.tier, now_s - flight.started_s, now_s, held, error))
         self._on_settled()
 
     def _remember_failure(self, digest: str, error: ReplicaError, now_s: float) -> None:

@@ -126,7 +126,7 @@ class MissPath:
         if self.waiters.holder is waiter:
             waiter.image = loaded.image
         else:
-            waiter.in_hand_s = self._clock()
+            waiter.in_hand_s = loaded.ended_s
 
     def _fail(self, waiter: Waiter, error: ReplicaError) -> None:
         self.waiters.remove(waiter)

@@ -16,7 +16,16 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from registry.types import AdapterManifest
-from replica.adapters.files import lock_file, publish, read_lock, remove_unread, sha256_of, sync_file, write_whole
+from replica.adapters.files import (
+    BytesChanged,
+    lock_file,
+    publish,
+    read_lock,
+    remove_unread,
+    sha256_of,
+    sync_file,
+    write_whole,
+)
 from replica.errors import AdapterTooLarge, AdapterUnavailable, ReplicaError, UnknownAdapter
 
 _SUFFIX = ".safetensors"
@@ -106,18 +115,21 @@ class NodeStore:
 
     @contextmanager
     def reading(self, digest: str) -> Iterator[Path]:
-        """The file with the bytes, checked against their sha256 and kept from eviction until the block ends.
+        """The file with the bytes, kept from eviction until the block ends.
 
-        Bytes that changed on disk are thrown away and raise AdapterUnavailable; the next attempt fetches them again.
+        The reader compares what it reads with the digests in the manifest, which costs one pass and not two. If it
+        raises BytesChanged, the file is thrown away and AdapterUnavailable raised; the next attempt fetches it again.
         Do not stage or open another adapter inside the block: that may wait for this very reader.
         """
         manifest = self.manifest(digest)
         with ExitStack() as locks:
             path = self._lock_for_reading(manifest, locks)
-            if sha256_of(path) != manifest.blob_sha256:
+            try:
+                yield path
+            except BytesChanged as error:
                 path.unlink(missing_ok=True)
-                raise AdapterUnavailable(f"adapter {digest}: its bytes on this node changed; they were thrown away")
-            yield path
+                message = f"adapter {digest}: its bytes on this node changed; they were thrown away ({error})"
+                raise AdapterUnavailable(message) from error
 
     def staged(self) -> tuple[str, ...]:
         """The digests whose manifest and bytes are both here, sorted."""

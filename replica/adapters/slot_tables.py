@@ -1,14 +1,17 @@
 """The tables that kernels read: for every slot and site where A and B lie, the rank and the scale."""
 
+import numpy as np
 import torch
 
 from replica.adapters.weights import ImageLayout
 
 
 class SlotTables:
-    """Device tensors of shape [num_slots, num_sites]. Rank 0 says: this slot does not touch this site.
+    """Contiguous device tensors of shape [num_slots, num_sites]. Rank 0 says: this slot does not touch this site.
 
     `a_offsets` and `b_offsets` are int64, in elements from the start of the arena; `ranks` int32; `scales` float32.
+    A row is written by copies on the current stream: after the steps launched before, ahead of those that come, and
+    without waiting for either.
     """
 
     def __init__(self, num_slots: int, num_sites: int, device: torch.device) -> None:
@@ -17,26 +20,42 @@ class SlotTables:
         self.b_offsets = torch.zeros(shape, dtype=torch.int64, device=device)
         self.ranks = torch.zeros(shape, dtype=torch.int32, device=device)
         self.scales = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._on_gpu = device.type == "cuda"
+        self._row = np.dtype([(name, _NUMPY[table.dtype], num_sites) for name, table in self._tables()])
+        self.write(0, 0, ImageLayout(torch.uint8, (), 0))  # torch's first page-locked memory takes a moment
 
     def write(self, slot: int, start: int, layout: ImageLayout) -> None:
         """Point a slot at an image that begins at element `start` of the arena; nothing of an older row stays."""
-        offsets = torch.zeros((2, self.ranks.shape[1]), dtype=torch.int64)
-        ranks = torch.zeros(self.ranks.shape[1], dtype=torch.int32)
-        scales = torch.zeros(self.ranks.shape[1], dtype=torch.float32)
-        sites = [place.site for place in layout.places]
-        offsets[0, sites] = torch.tensor([start + place.a_offset for place in layout.places])
-        offsets[1, sites] = torch.tensor([start + place.b_offset for place in layout.places])
-        ranks[sites] = torch.tensor([place.rank for place in layout.places], dtype=torch.int32)
-        scales[sites] = torch.tensor([place.scale for place in layout.places], dtype=torch.float32)
-        self.a_offsets[slot].copy_(offsets[0], non_blocking=True)
-        self.b_offsets[slot].copy_(offsets[1], non_blocking=True)
-        self.ranks[slot].copy_(ranks, non_blocking=True)
-        self.scales[slot].copy_(scales, non_blocking=True)
+        columns = layout.columns
+        row = np.zeros((), dtype=self._row)
+        row["a_offsets"][columns.sites] = columns.a_offsets + start
+        row["b_offsets"][columns.sites] = columns.b_offsets + start
+        row["ranks"][columns.sites] = columns.ranks
+        row["scales"][columns.sites] = columns.scales
+        source = torch.from_numpy(row.reshape(1).view(np.uint8))
+        if self._on_gpu:
+            source = source.pin_memory()  # torch keeps it until the copies are done: rows never share memory
+        place = 0
+        for _, table in self._tables():
+            num_bytes = table.shape[1] * table.itemsize
+            table[slot].copy_(source[place : place + num_bytes].view(table.dtype), non_blocking=True)
+            place += num_bytes
 
     def clear(self, slot: int) -> None:
         """Make a slot touch nothing."""
-        for table in (self.a_offsets, self.b_offsets, self.ranks, self.scales):
+        for _, table in self._tables():
             table[slot].zero_()
 
     def is_clear(self, slot: int) -> bool:
-        return not any(bool(table[slot].any()) for table in (self.a_offsets, self.b_offsets, self.ranks, self.scales))
+        return not any(bool(table[slot].any()) for _, table in self._tables())
+
+    def _tables(self) -> tuple[tuple[str, torch.Tensor], ...]:
+        return (
+            ("a_offsets", self.a_offsets),
+            ("b_offsets", self.b_offsets),
+            ("ranks", self.ranks),
+            ("scales", self.scales),
+        )
+
+
+_NUMPY = {torch.int64: np.int64, torch.int32: np.int32, torch.float32: np.float32}

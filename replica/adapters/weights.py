@@ -1,22 +1,22 @@
-"""From an uploaded safetensors file to an *image*: one contiguous tensor with every A and B of an adapter.
+"""The *image* of an adapter: one contiguous tensor with every A and B of it, and the plan of where they lie.
 
-The image has the adapter's true ranks and only the modules it touches, each tensor at a 128-byte boundary, in the
+An image has the adapter's true ranks and only the modules it touches, each tensor at a 128-byte boundary, in the
 base model's dtype. One copy brings it into a slot. Knows nothing of where images are kept.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from types import MappingProxyType
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from registry.types import AdapterManifest, ModuleLora, TensorInfo
-from replica.adapters.tensor_file import BadTensorFile, TensorFile, bytes_of, cast_into, dtype_of, is_finite
+from registry.types import AdapterManifest, ModuleLora
+from replica.adapters.host_memory import ALIGNMENT_BYTES, HostBlock
 from replica.errors import AdapterUnavailable
 from replica.model.batch import LoraPair, Site
-
-ALIGNMENT_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PairPlace:
     scale: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ImageLayout:
     """The plan of an image. `num_elements` counts the padding between tensors and after the last one."""
 
@@ -45,14 +45,44 @@ class ImageLayout:
     def num_bytes(self) -> int:
         return self.num_elements * self.dtype.itemsize
 
+    @cached_property
+    def columns(self) -> "Columns":
+        """The places as columns."""
+        return Columns.of(self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """One entry a pair, for tables: site (int64), offset of A and of B (int64), rank (int32), scale (float32)."""
+
+    sites: npt.NDArray[np.int64]
+    a_offsets: npt.NDArray[np.int64]
+    b_offsets: npt.NDArray[np.int64]
+    ranks: npt.NDArray[np.int32]
+    scales: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, places: tuple[PairPlace, ...]) -> "Columns":
+        return cls(
+            np.array([place.site for place in places], dtype=np.int64),
+            np.array([place.a_offset for place in places], dtype=np.int64),
+            np.array([place.b_offset for place in places], dtype=np.int64),
+            np.array([place.rank for place in places], dtype=np.int32),
+            np.array([place.scale for place in places], dtype=np.float32),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterImage:
-    """An adapter in host memory: `data` is 1-D, of `layout.num_elements`, and is never written again."""
+    """An adapter in host memory: `data` is 1-D, of `layout.num_elements`, and is never written again.
+
+    `block` is the memory it lies in, kept as long as the image is.
+    """
 
     digest: str
     layout: ImageLayout
     data: torch.Tensor
+    block: HostBlock
 
     @property
     def num_bytes(self) -> int:
@@ -104,76 +134,41 @@ def _site_of(module: ModuleLora, sites: Mapping[str, Site], digest: str) -> Site
     site = sites.get(module.path)
     if site is None:
         raise AdapterUnavailable(f"adapter {digest}: the base model has no projection {module.path}")
-    expected = (module.rank, site.in_features), (site.out_features, module.rank)
+    a_blocks, b_blocks = module.a_blocks, module.b_blocks
+    expected = (module.rank, site.in_features // a_blocks), (site.out_features, module.rank // b_blocks)
     found = module.a.shape, module.b.shape
     if found != expected:
         raise AdapterUnavailable(f"adapter {digest}: {module.path} has shapes {found}, the base needs {expected}")
     return site
 
 
-def read_image(path: Path, manifest: AdapterManifest, layout: ImageLayout, pin: bool) -> AdapterImage:
-    """Read a memory-mapped safetensors file into a new image, in page-locked memory with `pin`.
-
-    Raises AdapterUnavailable when the file is not what the manifest says, or a value is not finite in the image's
-    dtype (a float32 beyond 65504 overflows in float16).
-    """
-    data = torch.zeros(layout.num_elements, dtype=layout.dtype, pin_memory=pin)
-    stretches = _stretches(manifest, layout)
-    try:
-        file = TensorFile(path)
-        for dtype in {dtype_of(stretch.info) for stretch in stretches}:
-            _read_all_of(dtype, file, stretches, data)
-        _check_finite(data, stretches)
-    except (BadTensorFile, OSError) as error:
-        raise AdapterUnavailable(f"adapter {manifest.digest}: its file cannot be used: {error}") from error
-    return AdapterImage(manifest.digest, layout, data)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Where in an image a tensor of the file goes: elements [start, end)."""
-
-    info: TensorInfo
-    start: int
-    end: int
-
-
-def _stretches(manifest: AdapterManifest, layout: ImageLayout) -> list[_Stretch]:
-    modules = {module.path: module for module in manifest.modules}
-    found = []
-    for place in layout.places:
-        module = modules[place.path]
-        found.append(_Stretch(module.a, place.a_offset, place.a_offset + place.rank * place.in_features))
-        found.append(_Stretch(module.b, place.b_offset, place.b_offset + place.out_features * place.rank))
-    return found
-
-
-def _read_all_of(dtype: torch.dtype, file: TensorFile, stretches: list[_Stretch], data: torch.Tensor) -> None:
-    """Bring the file's tensors of one dtype to their places; those of another dtype than the image's by a cast."""
-    chosen = [stretch for stretch in stretches if dtype_of(stretch.info) is dtype]
-    source = data if dtype is data.dtype else torch.zeros(data.numel(), dtype=dtype)
-    raw = bytes_of(source)
-    for stretch in chosen:
-        raw[stretch.start * dtype.itemsize : stretch.end * dtype.itemsize] = file.raw(stretch.info)
-    if source is data:
-        return
-    if len(chosen) == len(stretches):
-        cast_into(data, source)
-        return
-    for stretch in chosen:
-        cast_into(data[stretch.start : stretch.end], source[stretch.start : stretch.end])
-
-
-def _check_finite(data: torch.Tensor, stretches: list[_Stretch]) -> None:
-    if is_finite(data):
-        return
-    bad = next(stretch for stretch in stretches if not is_finite(data[stretch.start : stretch.end]))
-    raise BadTensorFile(f"{bad.info.key} has values that are not finite in {data.dtype}")
-
-
 def view_pairs(memory: torch.Tensor, start: int, layout: ImageLayout) -> Mapping[int, LoraPair]:
-    """Views of an image that lies in the 1-D tensor `memory` from element `start`: site index -> pair."""
-    return MappingProxyType({place.site: _view(memory, start, place) for place in layout.places})
+    """Views of an image that lies in the 1-D tensor `memory` from element `start`: site index -> pair.
+
+    On a device the kernels read tables instead, so views are made only when somebody looks at them.
+    """
+    views = _Views(memory, start, layout)
+    return views if memory.device.type == "cuda" else MappingProxyType(dict(views))
+
+
+class _Views(Mapping[int, LoraPair]):
+    """Makes each view when it is asked for."""
+
+    def __init__(self, memory: torch.Tensor, start: int, layout: ImageLayout) -> None:
+        self._memory, self._start, self._layout = memory, start, layout
+
+    @cached_property
+    def _places(self) -> dict[int, PairPlace]:
+        return {place.site: place for place in self._layout.places}
+
+    def __getitem__(self, site: int) -> LoraPair:
+        return _view(self._memory, self._start, self._places[site])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._layout.places)
 
 
 def _view(memory: torch.Tensor, start: int, place: PairPlace) -> LoraPair:

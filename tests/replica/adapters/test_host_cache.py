@@ -4,19 +4,32 @@ import pytest
 import torch
 
 from replica.adapters.host_cache import HostCache
+from replica.adapters.host_memory import HostBlock, HostMemory
 from replica.adapters.weights import AdapterImage, ImageLayout
+from replica.errors import OutOfMemory
 
 
-def make_image(digest: str, num_elements: int = 32) -> AdapterImage:
-    return AdapterImage(digest, ImageLayout(torch.float32, (), num_elements), torch.zeros(num_elements))
+def make_cache(max_bytes: int) -> HostCache:
+    return HostCache(HostMemory(max_bytes, pin=False))
+
+
+def make_image(digest: str, block: HostBlock) -> AdapterImage:
+    data = block.data.view(torch.float32)
+    return AdapterImage(digest, ImageLayout(torch.float32, (), data.numel()), data, block)
+
+
+def add(cache: HostCache, digest: str, num_bytes: int = 128) -> bool:
+    """What a load does; false when there was no room."""
+    block = cache.make_room(num_bytes)
+    return block is not None and cache.add(make_image(digest, block))
 
 
 def test_least_recently_used_image_leaves() -> None:
-    cache = HostCache(2 * 128)
-    assert cache.add(make_image("a"))
-    assert cache.add(make_image("b"))
+    cache = make_cache(2 * 128)
+    assert add(cache, "a")
+    assert add(cache, "b")
     assert cache.touch("a")
-    assert cache.add(make_image("c"))
+    assert add(cache, "c")
     assert cache.digests() == ("a", "c")
     assert cache.num_bytes == 256
     assert cache.num_evictions == 1
@@ -24,39 +37,95 @@ def test_least_recently_used_image_leaves() -> None:
 
 
 def test_borrowed_image_stays_until_it_is_given_back() -> None:
-    cache = HostCache(128)
-    cache.add(make_image("a"))
+    cache = make_cache(128)
+    add(cache, "a")
     lease = cache.borrow("a")
     assert lease is not None
-    assert not cache.add(make_image("b"))
+    assert not add(cache, "b")
     lease.release()
     with pytest.raises(AssertionError):
         lease.release()
-    assert cache.add(make_image("b"))
+    del lease
+    assert add(cache, "b")
     assert cache.digests() == ("b",)
 
 
 def test_nothing_leaves_for_an_image_that_still_would_not_fit() -> None:
-    cache = HostCache(3 * 128)
+    cache = make_cache(3 * 128)
     for digest in "abc":
-        cache.add(make_image(digest))
+        add(cache, digest)
     lease = cache.borrow("b")
-    assert not cache.add(make_image("large", 96))
+    assert not add(cache, "large", 384)
     assert set(cache.digests()) == {"a", "b", "c"}
     assert lease is not None
     lease.release()
 
 
+def test_load_in_progress_counts_against_the_budget() -> None:
+    cache = make_cache(2 * 128)
+    first, second = cache.make_room(128), cache.make_room(128)
+    assert first is not None
+    assert second is not None
+    assert cache.make_room(128) is None
+    del second
+    assert cache.make_room(128) is not None
+    assert cache.add(make_image("a", first))
+    cache.check_integrity()
+
+
+def test_memory_of_an_image_that_left_is_not_given_out_while_somebody_reads_it() -> None:
+    cache = make_cache(128)
+    add(cache, "a")
+    lease = cache.borrow("a")
+    assert lease is not None
+    image = lease.image
+    image.data.fill_(7.0)
+    cache.forget("a")
+    lease.release()
+    assert cache.digests() == ()
+    assert cache.make_room(128) is None
+    assert image.data.tolist() == [7.0] * 32
+    del image, lease
+    assert cache.make_room(128) is not None
+
+
+def test_image_outside_the_budget_is_not_kept() -> None:
+    cache = make_cache(1024)
+    assert not cache.add(make_image("a", HostBlock(torch.zeros(128, dtype=torch.uint8))))
+    assert cache.digests() == ()
+
+
+def test_blocks_do_not_overlap_and_all_come_back() -> None:
+    memory = HostMemory(1024, pin=False)
+    blocks = [memory.allocate(size) for size in (128, 384, 256, 256)]
+    for value, block in enumerate(blocks):
+        assert block is not None
+        block.data.fill_(value)
+    assert memory.allocate(128) is None
+    for value, block in enumerate(blocks):
+        assert block is not None
+        assert block.data.unique().tolist() == [value]
+    del block
+    blocks.clear()
+    assert memory.free_bytes == 1024
+    memory.check_integrity()
+
+
+def test_more_memory_than_the_host_can_give_is_refused_at_once() -> None:
+    with pytest.raises(OutOfMemory, match="host_bytes"):
+        HostMemory(1 << 60, pin=False)
+
+
 def test_same_image_twice_counts_once() -> None:
-    cache = HostCache(1024)
-    cache.add(make_image("a"))
-    cache.add(make_image("a"))
+    cache = make_cache(1024)
+    add(cache, "a")
+    add(cache, "a")
     assert cache.num_bytes == 128
 
 
 def test_forgotten_image_leaves_when_its_copy_ends() -> None:
-    cache = HostCache(1024)
-    cache.add(make_image("a"))
+    cache = make_cache(1024)
+    add(cache, "a")
     lease = cache.borrow("a")
     cache.forget("a")
     cache.forget("unknown")

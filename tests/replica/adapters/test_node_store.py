@@ -8,10 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
+from replica.adapters.image_reader import ImageReader
 from replica.adapters.node_store import FolderSource, NodeStore
+from replica.adapters.weights import plan_layout
 from replica.errors import AdapterTooLarge, AdapterUnavailable, UnknownAdapter
-from tests.replica.adapters.made import DictSource, Made, make_adapter
+from tests.replica.adapters.made import SITES, DictSource, Made, make_adapter
 
 ONE, TWO, THREE = (make_adapter(seed) for seed in (1, 2, 3))
 SIZE = ONE.manifest.blob_bytes
@@ -115,12 +118,18 @@ def test_stage_waits_for_a_reader_when_nothing_else_can_leave(tmp_path: Path) ->
     assert store.staged() == (TWO.digest,)
 
 
+def read_image(path: Path) -> None:
+    sites = {site.path: site for site in SITES}
+    ImageReader().read(path, ONE.manifest, plan_layout(ONE.manifest, sites, torch.float32))
+
+
 def test_changed_bytes_are_never_read_and_fetched_anew_afterwards(tmp_path: Path) -> None:
     store, _ = make_store(tmp_path, ONE)
     path = store.stage(ONE.manifest)
     path.write_bytes(ONE.blob[:-4] + b"\0\0\0\1")
-    with pytest.raises(AdapterUnavailable, match="changed"), store.reading(ONE.digest):
-        pytest.fail("served")
+    with pytest.raises(AdapterUnavailable, match="changed"), store.reading(ONE.digest) as path:
+        read_image(path)
+    assert not store.holds(ONE.digest)
     with store.reading(ONE.digest) as path:
         assert path.read_bytes() == ONE.blob
 

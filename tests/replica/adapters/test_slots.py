@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from replica.adapters.copier import SlotCopier
+from replica.adapters.image_reader import ImageReader
 from replica.adapters.slots import SlotArena, SlotState
-from replica.adapters.weights import AdapterImage, plan_layout, read_image
+from replica.adapters.weights import AdapterImage, plan_layout
 from tests.replica.adapters.made import QV, SITES, Made, assert_holds, make_adapter
 
 BY_PATH = {site.path: site for site in SITES}
@@ -16,7 +17,7 @@ def image_of(tmp_path):
     def build(made: Made) -> AdapterImage:
         path = tmp_path / made.digest
         path.write_bytes(made.blob)
-        return read_image(path, made.manifest, plan_layout(made.manifest, BY_PATH, torch.float32), pin=False)
+        return ImageReader().read(path, made.manifest, plan_layout(made.manifest, BY_PATH, torch.float32))
 
     return build
 

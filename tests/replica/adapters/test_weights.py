@@ -1,5 +1,7 @@
 """From file to image: every value at its place, nothing that is not finite, nothing that does not fit the base."""
 
+import os
+import time
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -7,8 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from replica.adapters.files import BytesChanged
+from replica.adapters.host_memory import HostBlock
+from replica.adapters.image_reader import ImageReader
 from replica.adapters.tensor_file import is_finite
-from replica.adapters.weights import AdapterImage, plan_layout, read_image, view_pairs
+from replica.adapters.weights import AdapterImage, ImageLayout, plan_layout, view_pairs
 from replica.errors import AdapterUnavailable
 from tests.replica.adapters.made import ALL_SEVEN, DTYPES, QV, SITES, Made, assert_holds, describe, make_adapter
 
@@ -18,7 +23,7 @@ BY_PATH = {site.path: site for site in SITES}
 def read(made: Made, folder: Path, dtype: torch.dtype) -> AdapterImage:
     path = folder / "file.safetensors"
     path.write_bytes(made.blob)
-    return read_image(path, made.manifest, plan_layout(made.manifest, BY_PATH, dtype), pin=False)
+    return ImageReader().read(path, made.manifest, plan_layout(made.manifest, BY_PATH, dtype))
 
 
 @pytest.mark.parametrize("file_dtype", ["F32", "F16", "BF16"])
@@ -130,6 +135,98 @@ def test_file_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path) -> N
         path = tmp_path / name
         path.write_bytes(blob)
         with pytest.raises(AdapterUnavailable, match=manifest.digest):
-            read_image(path, manifest, layout, pin=False)
+            ImageReader().read(path, manifest, layout)
     with pytest.raises(AdapterUnavailable, match=manifest.digest):
-        read_image(tmp_path / "missing", manifest, layout, pin=False)
+        ImageReader().read(tmp_path / "missing", manifest, layout)
+
+
+READER = ImageReader(num_threads=3)
+
+
+def layout_of(made: Made, dtype: torch.dtype) -> ImageLayout:
+    return plan_layout(made.manifest, BY_PATH, dtype)
+
+
+def dirty_block(num_bytes: int) -> HostBlock:
+    """Memory in which another image has lain: NaN in every dtype."""
+    return HostBlock(torch.full((num_bytes,), 0xFF, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("file_dtype", ["F32", "BF16"])
+@pytest.mark.parametrize("rank", [3, 8])
+def test_many_threads_read_the_same_image_into_used_memory(
+    tmp_path: Path, file_dtype: str, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replica.adapters.image_reader._MIN_PIECE_BYTES", 1024)
+    made = make_adapter(1, rank=rank, dtype=file_dtype)
+    path, layout = tmp_path / "file", layout_of(made, torch.bfloat16)
+    path.write_bytes(made.blob)
+    alone = ImageReader().read(path, made.manifest, layout)
+    image = READER.read(path, made.manifest, layout, dirty_block(layout.num_bytes))
+    assert_holds(view_pairs(image.data, 0, layout), made, torch.bfloat16)
+    for place in layout.places:
+        end = place.b_offset + place.rank * place.out_features
+        assert not image.data[end : -(-end // 64) * 64].any(), "padding keeps what was there before"
+    assert torch.equal(image.data.isfinite(), torch.ones(layout.num_elements, dtype=torch.bool))
+    assert_holds(view_pairs(alone.data, 0, layout), made, torch.bfloat16)
+
+
+@pytest.mark.parametrize("reader", [ImageReader(), READER], ids=["one", "many"])
+def test_one_changed_byte_anywhere_is_found(tmp_path: Path, reader: ImageReader) -> None:
+    made = make_adapter(1)
+    path, layout = tmp_path / "file", layout_of(made, torch.float32)
+    start = 8 + int.from_bytes(made.blob[:8], "little")
+    for place in (start, (start + len(made.blob)) // 2, len(made.blob) - 1):
+        path.write_bytes(made.blob[:place] + bytes([made.blob[place] ^ 1]) + made.blob[place + 1 :])
+        with pytest.raises(BytesChanged, match="other bytes than were uploaded"):
+            reader.read(path, made.manifest, layout)
+
+
+def test_no_thread_writes_after_a_read_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory belongs to the next image as soon as the read has raised."""
+    monkeypatch.setattr("replica.adapters.image_reader._MIN_PIECE_BYTES", 1024)
+    made = make_adapter(1)
+    path, layout = tmp_path / "file", layout_of(made, torch.float32)
+    path.write_bytes(made.blob[:-1] + bytes([made.blob[-1] ^ 1]))
+    for _ in range(20):
+        block = dirty_block(layout.num_bytes)
+        with pytest.raises(BytesChanged):
+            READER.read(path, made.manifest, layout, block)
+        block.data.fill_(0x11)
+        time.sleep(0.001)
+        assert bool((block.data == 0x11).all())
+
+
+@pytest.mark.parametrize("file_dtype", ["F32", "BF16"])
+def test_block_diagonal_factors_get_their_zeros(tmp_path: Path, file_dtype: str) -> None:
+    q, down = f"base_model.model.{SITES[0].path}", f"base_model.model.{SITES[6].path}"
+    random = torch.Generator().manual_seed(0)
+    shapes = {f"{q}.lora_A.weight": (8, 16), f"{q}.lora_B.weight": (32, 8)}
+    shapes |= {f"{down}.lora_A.weight": (8, 48), f"{down}.lora_B.weight": (32, 4)}
+    stored = {key: torch.randn(shape, generator=random).to(DTYPES[file_dtype]) for key, shape in shapes.items()}
+    made = describe(stored, SITES, rank=8, seed=0)
+    modules = tuple(
+        module.model_copy(update={"a_blocks": 2} if module.path == SITES[0].path else {"b_blocks": 2})
+        for module in made.manifest.modules
+    )
+    manifest = made.manifest.model_copy(update={"modules": modules})
+    dense = {
+        **stored,
+        f"{q}.lora_A.weight": torch.block_diag(*stored[f"{q}.lora_A.weight"].float().chunk(2)),
+        f"{down}.lora_B.weight": torch.block_diag(*stored[f"{down}.lora_B.weight"].float().chunk(2)),
+    }
+    path = tmp_path / "file"
+    path.write_bytes(made.blob)
+    layout = plan_layout(manifest, BY_PATH, torch.bfloat16)
+    image = READER.read(path, manifest, layout, dirty_block(layout.num_bytes))
+    assert_holds(view_pairs(image.data, 0, layout), replace(made, tensors=dense), torch.bfloat16)
+
+
+def test_large_file_is_read_in_runs_longer_than_one_call_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replica.adapters.tensor_file._MAX_TARGETS", 3)
+    whole = os.preadv
+    monkeypatch.setattr("os.preadv", lambda fd, targets, start: whole(fd, [targets[0][:1000]], start))
+    made = make_adapter(1)
+    path, layout = tmp_path / "file", layout_of(made, torch.float32)
+    path.write_bytes(made.blob)
+    assert_holds(view_pairs(ImageReader().read(path, made.manifest, layout).data, 0, layout), made)

@@ -1,0 +1,172 @@
+"""From an adapter's file to its image, with several threads: read, compare with the manifest, cast, check the values.
+
+A tensor's bytes go straight from the file to their place. Knows nothing of where images are kept.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from registry.types import AdapterManifest, TensorInfo
+from replica.adapters.files import BytesChanged
+from replica.adapters.host_memory import HostBlock
+from replica.adapters.tensor_file import BadTensorFile, Bytes, TensorFile, bytes_of, cast_into, dtype_of, is_finite
+from replica.adapters.weights import AdapterImage, ImageLayout
+from replica.errors import AdapterUnavailable
+
+_MIN_PIECE_BYTES = 1 << 20
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A tensor: bytes [start, end) of the file go to elements [first, last) of the image.
+
+    One of several `blocks` lies in the file without the zeros beside its diagonal.
+    """
+
+    info: TensorInfo
+    blocks: int
+    start: int
+    end: int
+    first: int
+    last: int
+
+    def lies_as_in(self, data: torch.Tensor) -> bool:
+        """Whether the bytes of the file are those of the image."""
+        return self.blocks == 1 and dtype_of(self.info) is data.dtype
+
+
+class ImageReader:
+    """Reads adapters, each with `num_threads` threads that all reads share; 1 is the calling thread alone."""
+
+    def __init__(self, num_threads: int = 1) -> None:
+        self._num_threads = num_threads
+        self._threads = ThreadPoolExecutor(num_threads, "adapter-piece") if num_threads > 1 else None
+
+    def read(
+        self, path: Path, manifest: AdapterManifest, layout: ImageLayout, block: HostBlock | None = None
+    ) -> AdapterImage:
+        """Read a safetensors file into `block`, or into ordinary memory without one.
+
+        Raises BytesChanged when the file is not what the manifest says, and AdapterUnavailable when it cannot be
+        read or a value is not finite in the image's dtype (a float32 beyond 65504 overflows in float16).
+        """
+        if block is None:
+            block = HostBlock(torch.empty(layout.num_bytes, dtype=torch.uint8))
+        data = block.data.view(layout.dtype)
+        try:
+            with TensorFile(path) as file:
+                self._read(file, manifest, layout, data)
+        except BadTensorFile as error:
+            raise BytesChanged(
+                f"adapter {manifest.digest}: its file is not the one that was staged: {error}"
+            ) from error
+        except OSError as error:
+            raise AdapterUnavailable(f"adapter {manifest.digest}: its file cannot be read: {error}") from error
+        return AdapterImage(manifest.digest, layout, data, block)
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)
+
+    def _read(self, file: TensorFile, manifest: AdapterManifest, layout: ImageLayout, data: torch.Tensor) -> None:
+        parts = _parts(file, manifest, layout)
+        if self._threads is not None:
+            file.read_ahead()
+        _clear_gaps(parts, data)
+        size = max(_MIN_PIECE_BYTES, layout.num_bytes // (2 * self._num_threads))
+        self._run(lambda piece: _read_piece(file, piece, data), _pieces(parts, size))
+        step = size // layout.dtype.itemsize
+        good = self._run(is_finite, [data[first : first + step] for first in range(0, data.numel(), step)])
+        if not all(good):
+            bad = next(part for part in parts if not is_finite(data[part.first : part.last]))
+            message = f"{bad.info.key} has values that are not finite in {data.dtype}"
+            raise AdapterUnavailable(f"adapter {manifest.digest}: {message}")
+
+    def _run(self, function: Callable[[T], bool], items: Sequence[T]) -> list[bool]:
+        """Apply `function` to all items. When it raises, nothing of it runs on any more."""
+        if self._threads is None or len(items) == 1:
+            return [function(item) for item in items]
+        futures = [self._threads.submit(function, item) for item in items]
+        wait(futures)
+        return [future.result() for future in futures]
+
+
+def _parts(file: TensorFile, manifest: AdapterManifest, layout: ImageLayout) -> list[_Part]:
+    """All tensors of an adapter, in the order of the file."""
+    modules = {module.path: module for module in manifest.modules}
+    parts = []
+    for place in layout.places:
+        module = modules[place.path]
+        size_a, size_b = place.rank * place.in_features, place.out_features * place.rank
+        a, b = place.a_offset, place.b_offset
+        parts.append(_Part(module.a, module.a_blocks, *file.place(module.a), a, a + size_a))
+        parts.append(_Part(module.b, module.b_blocks, *file.place(module.b), b, b + size_b))
+    return sorted(parts, key=lambda part: part.start)
+
+
+def _pieces(parts: Iterable[_Part], size: int) -> list[list[_Part]]:
+    """Cut into runs of about `size` bytes."""
+    pieces: list[list[_Part]] = [[]]
+    num_bytes = 0
+    for part in parts:
+        if num_bytes >= size:
+            pieces.append([])
+            num_bytes = 0
+        pieces[-1].append(part)
+        num_bytes += part.end - part.start
+    return pieces
+
+
+def _clear_gaps(parts: Iterable[_Part], data: torch.Tensor) -> None:
+    """The padding between tensors holds what was in this memory before."""
+    ordered = sorted((part.first, part.last) for part in parts)
+    for (_, end), (start, _) in pairwise([*ordered, (data.numel(), data.numel())]):
+        if start > end:
+            data[end:start] = 0
+
+
+def _read_piece(file: TensorFile, parts: Sequence[_Part], data: torch.Tensor) -> bool:
+    """Bring tensors to their places, some by way of scratch memory, and compare their digests."""
+    targets = [_target(part, data) for part in parts]
+    for first, last in _runs(parts):
+        file.read_into(parts[first].start, [target.data for target in targets[first:last]])
+    for part, target in zip(parts, targets, strict=True):
+        if hashlib.sha256(target.data).hexdigest() != part.info.sha256:
+            raise BadTensorFile(f"{part.info.key} has other bytes than were uploaded")
+        if not part.lies_as_in(data):
+            _convert(part, torch.from_numpy(target).view(dtype_of(part.info)), data[part.first : part.last])
+    return True
+
+
+def _target(part: _Part, data: torch.Tensor) -> Bytes:
+    if part.lies_as_in(data):
+        return bytes_of(data[part.first : part.last])
+    return bytes_of(torch.empty(part.end - part.start, dtype=torch.uint8))
+
+
+def _convert(part: _Part, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Cast a tensor to its place; of a block-diagonal one, block i of the rows goes to block i of the columns."""
+    if part.blocks == 1:
+        cast_into(target, source)
+        return
+    num_rows, num_columns = part.info.shape[0] // part.blocks, part.info.shape[1]
+    dense = target.zero_().view(part.blocks, num_rows, part.blocks, num_columns)
+    for block, rows in enumerate(source.view(part.blocks, num_rows, num_columns)):
+        dense[block, :, block].copy_(rows)
+
+
+def _runs(parts: Sequence[_Part]) -> Iterable[tuple[int, int]]:
+    """Index ranges [first, last) of parts that are neighbours in the file."""
+    first = 0
+    for index in range(1, len(parts) + 1):
+        if index == len(parts) or parts[index].start != parts[index - 1].end:
+            yield first, index
+            first = index
