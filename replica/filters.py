@@ -85,7 +85,7 @@ def floors_by_bits(weights: torch.Tensor, goals: torch.Tensor) -> torch.Tensor:
     for bit in reversed(range(NUM_WEIGHT_BITS)):
         trial = below + (1 << bit)
         above = torch.where(weights > trial.view(torch.float32), weights, 0.0)
-        below.add_((total(above) >= goals)[:, None], alpha=1 << bit)
+        below.add_(above.sum(dim=-1, keepdim=True, dtype=torch.float64) >= goals[:, None], alpha=1 << bit)
     return (below + 1).view(torch.float32).squeeze(-1)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from replica.batching import PromptRows
+from replica.device_link import Fetched
 from replica.logprobs import ScoredRows
 from replica.model.batch import ForwardBatch
 from replica.sampler import Chosen, Sampling
@@ -24,6 +25,8 @@ class Flight:
     sampling: Sampling | None
     prompts: list[tuple[PromptRows, ScoredRows]]
     read: list[Sequence]
+    ended: Fetched
+    """Nothing but the end of the step, so that a step without results is waited for like any other."""
     launched_at_s: float
 
     @property
@@ -38,6 +41,7 @@ class Flight:
 
     def tokens(self) -> list[tuple[Sequence, Chosen]]:
         """Wait for the step's tokens. Log-probabilities of prompts go to their sequences."""
+        self.ended.lists()
         for rows, scored in self.prompts:
             if rows.sequence.state is not State.ENDED and rows.sequence.prompt_logprobs is not None:
                 rows.sequence.prompt_logprobs += scored.read(rows.targets)
