@@ -31,6 +31,18 @@ class ModelConfig(Settings):
     context_length: int | None = Field(default=None, ge=16)
     num_threads: int | None = Field(default=None, ge=1)
     cache_dir: Path = Path("~/.cache/lorafleet")
+    weights: Literal["files", "random"] = "files"
+    """"random" makes the architecture of config.json with weights drawn for `seed`: for benchmarks."""
+    seed: int = 0
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether decoder layers are compiled; `auto` compiles them on CUDA."""
+    cuda_graphs: Literal["auto", "off"] = "auto"
+    attention: Literal["auto", "torch"] = "auto"
+    """`auto` takes FlashInfer on CUDA where it can serve the base."""
+    prefill_backend: Literal["auto", "fa2", "fa3"] = "fa2"
+    """FlashInfer's kernels for steps with prompts in them."""
+    decode_tensor_cores: bool | None = None
+    """FlashInfer's kernels for decode steps; None chooses by the number of query heads that share a key head."""
 
     @property
     def base_name(self) -> str:

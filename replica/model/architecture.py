@@ -25,7 +25,8 @@ class AttentionProbe:
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     modules: dict[int, nn.Module] = field(default_factory=dict)
-    windows: dict[int, int | None] = field(default_factory=dict)
+    rules: dict[int, ScoreRule] = field(default_factory=dict)
+    num_heads: dict[int, int] = field(default_factory=dict)
 
     def attend(
         self, module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: ScoreRule
@@ -38,7 +39,7 @@ class AttentionProbe:
         if getattr(module, "sinks", None) is not None:
             raise ModelError(f"{type(module).__name__} has attention sinks, which are not supported")
         self.shapes[layer] = LayerShape(k.shape[1], k.shape[2], v.shape[2])
-        self.modules[layer], self.windows[layer] = module, rule.window
+        self.modules[layer], self.rules[layer], self.num_heads[layer] = module, rule, q.shape[1]
         return q.new_zeros(*q.shape[:2], v.shape[2])
 
 
@@ -66,6 +67,18 @@ def _rope_types(text_config: Any) -> Iterator[str]:
             yield value["rope_type"]
 
 
+def probe_layers(model: Any) -> AttentionProbe:
+    """Run one token through the model and see what each layer asks of attention."""
+    probe = AttentionProbe()
+    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    try:
+        with torch.inference_mode():
+            model(input_ids=token, position_ids=token, use_cache=False, paged_meta=probe)
+    except TypeError as error:
+        raise ModelError(f"{type(model).__name__} does not attend through AttentionInterface: {error}") from error
+    return probe
+
+
 def check_layers(probe: AttentionProbe, text_config: Any) -> tuple[LayerShape, ...]:
     """The layers' shapes in order, once every layer is known to attend through the paged cache."""
     num_layers = text_config.num_hidden_layers
@@ -78,7 +91,7 @@ def check_layers(probe: AttentionProbe, text_config: Any) -> tuple[LayerShape, .
         windowed = layer_type == "sliding_attention"
         if layer_type != "full_attention" and not windowed:
             raise ModelError(f"layer {layer} is of type {layer_type!r}; allowed: full_attention, sliding_attention")
-        if windowed and probe.windows[layer] is None:
+        if windowed and probe.rules[layer].window is None:
             raise ModelError(f"{text_config.model_type}: layer {layer} does not say how long its window is")
     return tuple(probe.shapes[layer] for layer in range(num_layers))
 
@@ -88,7 +101,7 @@ def find_sites(model: nn.Module, probe: AttentionProbe) -> tuple[Site, ...]:
 
     Experts are left out: they see some rows only, in an order of their own. Embeddings and the head are not in layers.
     """
-    prefixes = _layer_prefixes(model, probe)
+    prefixes = layer_prefixes(model, probe)
     sites: list[Site] = []
     for path, module in model.named_modules():
         if not path.startswith(prefixes) or "experts" in path.split("."):
@@ -102,7 +115,7 @@ def find_sites(model: nn.Module, probe: AttentionProbe) -> tuple[Site, ...]:
     return tuple(sites)
 
 
-def _layer_prefixes(model: nn.Module, probe: AttentionProbe) -> tuple[str, ...]:
+def layer_prefixes(model: nn.Module, probe: AttentionProbe) -> tuple[str, ...]:
     """Of each layer the path with a dot: `model.layers.0.` where attention is `model.layers.0.self_attn`."""
     attentions = set(probe.modules.values())
     prefixes = set()

@@ -12,6 +12,10 @@ from torch.nn import functional
 
 from replica.errors import OutOfMemory
 from replica.model.attention_plan import AttentionPlan, DecodeGroup, PrefillPart
+from replica.model.step_ops import attend
+
+HANDLED_IMPLEMENTATION = "lorafleet_handled"
+"""The name of `handled_attention`, the same for compiled layers."""
 
 IMPLEMENTATION = "lorafleet_paged"
 """The name under which `paged_attention` is registered. It has no mask function, so transformers builds no masks."""
@@ -67,6 +71,19 @@ def paged_attention(
     return paged_meta.attend(module, q, k, v, rule)[None], None
 
 
+def handled_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **_known_to_the_record: Any,
+) -> tuple[torch.Tensor, None]:
+    """The same as an operation that a compiler passes over: what the layer is stands behind `module.paged_handle`."""
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return attend(q, k, v, module.paged_handle)[None], None  # type: ignore[arg-type]
+
+
 class KVCache:
     """Keys and values of every layer, each [num_blocks * block_size, kv_heads, dim]."""
 
@@ -106,7 +123,12 @@ class PagedStep:
     def attend(
         self, module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: ScoreRule
     ) -> torch.Tensor:
-        layer = int(module.layer_idx)  # type: ignore[arg-type]
+        return self.attend_layer(int(module.layer_idx), q, k, v, rule)  # type: ignore[arg-type]
+
+    def attend_layer(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: ScoreRule
+    ) -> torch.Tensor:
+        """`q` [rows, heads, dim], `k` and `v` [rows, kv_heads, dim]; returns [rows, heads, value_dim]."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys.index_copy_(0, self._plan.slot_mapping, k)
         values.index_copy_(0, self._plan.slot_mapping, v)

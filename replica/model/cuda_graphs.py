@@ -1,0 +1,133 @@
+"""Decode steps recorded once for each batch size, with adapters and without, and replayed. Knows nothing of models."""
+
+import gc
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+Replay = Callable[[], None]
+
+
+class Recorder(Protocol):
+    """Turns a function of fixed addresses into one that does the same again."""
+
+    def record(self, run: Callable[[], None]) -> Replay: ...
+
+
+class DirectRecorder:
+    """Records nothing: each replay runs the function. For CPUs, and for steps that cannot be captured."""
+
+    def record(self, run: Callable[[], None]) -> Replay:
+        return run
+
+
+class GraphRecorder:
+    """CUDA graphs that share one memory pool; they may run one at a time only."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Callable[[], None]) -> Replay:
+        """Run once for what the first run of a shape prepares, then capture."""
+        run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            run()
+        replay: Replay = graph.replay
+        return replay
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureReport:
+    """What starting took: kernels compiled and planned (`compile_s`), graphs captured (`capture_s`, `graph_bytes`)."""
+
+    num_graphs: int = 0
+    largest_bucket: int = 0
+    is_compiled: bool = False
+    compile_s: float = 0.0
+    capture_s: float = 0.0
+    graph_bytes: int = 0
+
+
+def bucket_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Batch sizes to record, rising, up to `max_num_seqs`. One row alone is padded to two: compilers treat 1 apart."""
+    sizes = {size for size in (2, 4, *range(8, max_num_seqs, 8)) if size < max_num_seqs}
+    return tuple(sorted(sizes | {max(2, max_num_seqs)}))
+
+
+class DecodeGraphs:
+    """One recording for each bucket, with adapters and without.
+
+    `run(bucket, has_lora)` computes a step from fixed addresses to fixed addresses; `plan(bucket, has_lora)` fills
+    them with a step of padding, before each recording.
+    """
+
+    def __init__(self, buckets: Sequence[int], recorder: Recorder, run: Callable[[int, bool], None]) -> None:
+        self.buckets = tuple(buckets)
+        self._recorder, self._run = recorder, run
+        self._replays: dict[tuple[int, bool], Replay] = {}
+
+    def __repr__(self) -> str:
+        return f"DecodeGraphs(buckets={self.buckets}, recorded={len(self._replays)}, {type(self._recorder).__name__})"
+
+    def __len__(self) -> int:
+        return len(self._replays)
+
+    def bucket(self, num_rows: int) -> int | None:
+        """The smallest bucket that holds so many rows; None when none does."""
+        place = bisect_left(self.buckets, num_rows)
+        return self.buckets[place] if place < len(self.buckets) else None
+
+    def record_all(self, plan: Callable[[int, bool], None], with_lora: bool) -> None:
+        """Record every bucket, the largest first, so that the others fit into its memory."""
+        with quick_collections():
+            for bucket in reversed(self.buckets):
+                for has_lora in (False, True) if with_lora else (False,):
+                    plan(bucket, has_lora)
+                    self._replays[bucket, has_lora] = self._recorder.record(self._once(bucket, has_lora))
+
+    def replay(self, bucket: int, has_lora: bool) -> None:
+        self._replays[bucket, has_lora]()
+
+    def _once(self, bucket: int, has_lora: bool) -> Callable[[], None]:
+        return lambda: self._run(bucket, has_lora)
+
+
+@contextmanager
+def quick_collections() -> Iterator[None]:
+    """Captures collect garbage each time; what lives already need not be looked at again."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+class Stopwatch:
+    """Seconds and device bytes since it was made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._bytes = self._reserved()
+        self._started_s = time.monotonic()
+
+    def seconds(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.monotonic() - self._started_s
+
+    def bytes(self) -> int:
+        return self._reserved() - self._bytes
+
+    def _reserved(self) -> int:
+        return torch.cuda.memory_reserved(self._device) if self._device.type == "cuda" else 0

@@ -1,0 +1,301 @@
+"""The packed forward on a GPU: merged projections, compiled layers, one host copy a step, decode steps as graphs.
+
+Everything also runs on the CPU, without graphs, which is how it is tested there.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from replica.errors import OutOfMemory
+from replica.kernels.rows import RowsView, num_words, pack_rows, tile_rows_for
+from replica.model.batch import ForwardBatch, LoraSegment, SequenceSpan
+from replica.model.compiled_layers import try_compiled
+from replica.model.cuda_graphs import (
+    CaptureReport,
+    DecodeGraphs,
+    DirectRecorder,
+    GraphRecorder,
+    Recorder,
+    Stopwatch,
+    bucket_sizes,
+)
+from replica.model.lora_rows import SegmentRanks
+from replica.model.page_table import PageTable, build_page_table
+from replica.model.paged_attention import KVCache
+from replica.model.step_attention import StepAttention
+from replica.model.step_buffers import BufferSizes, HostWords, StepBuffers
+from replica.model.step_state import LoraKernels, StepState
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_ROWS = 61
+"""A number of rows that no dimension of a model equals, so that the compiler takes it for none of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest steps there will be: rows in one, and sequences in one."""
+
+    max_rows: int
+    max_sequences: int
+
+
+@dataclass(slots=True)
+class HostTimes:
+    """Seconds that the host spent on steps, by what for."""
+
+    num_steps: int = 0
+    pack_s: float = 0.0
+    plan_s: float = 0.0
+    launch_s: float = 0.0
+
+    def add(self, started_s: float, packed_s: float, planned_s: float) -> None:
+        self.num_steps += 1
+        self.pack_s += packed_s - started_s
+        self.plan_s += planned_s - packed_s
+        self.launch_s += time.perf_counter() - planned_s
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The kernels over an arena, made for the steps' limits, and the largest rank that it may hold."""
+
+    make: Callable[[int], LoraKernels]
+    max_rank: int
+
+
+@dataclass
+class DeviceRunner:
+    """Runs the steps of `model`, whose projections and layers look into `state`. One step at a time.
+
+    `prepare` comes before `forward`, and after `use_cache` and `use_adapters`.
+    """
+
+    model: Any
+    state: StepState
+    layers: Sequence[nn.Module]
+    num_groups: int
+    vocab_size: int
+    context_length: int
+    with_graphs: bool
+    is_compiled: bool
+    times: HostTimes = field(default_factory=HostTimes)
+
+    def __post_init__(self) -> None:
+        self.device: torch.device = self.model.device
+        self._adapters: Adapters | None = None
+        self._kernels: LoraKernels | None = None
+        self._ranks = SegmentRanks()
+        self._running = threading.Lock()
+        self._is_ready = False
+
+    def __repr__(self) -> str:
+        return f"DeviceRunner({self.device}, compiled={self.is_compiled}, ready={self._is_ready})"
+
+    def use_cache(self, cache: KVCache, attention: StepAttention) -> None:
+        """Attend over `cache`, whose last block is spare: padding rows lie there."""
+        self._is_ready = False
+        self._cache, self._attention = cache, attention
+        self._scratch = cache.num_blocks - 1
+        self._padding = SequenceSpan(1, 1, (self._scratch,))
+
+    def use_adapters(self, adapters: Adapters) -> None:
+        """Take the steps' adapters from an arena."""
+        self._is_ready = False
+        self._adapters = adapters
+
+    def prepare(self, limits: StepLimits) -> CaptureReport:
+        """Make the buffers, compile, and capture the decode steps. Raises OutOfMemory."""
+        try:
+            return self._prepare(limits)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(
+                f"steps of {limits.max_rows} rows or {limits.max_sequences} sequences do not fit beside the base, its "
+                f"KV cache and the adapters: {error}"
+            ) from error
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Float32 logits [num_logits, vocab_size]; of a decode step a view that the next step overwrites."""
+        assert self._is_ready, "prepare comes before forward"
+        with self._running, torch.inference_mode():
+            bucket = self._graphs.bucket(len(batch.spans)) if batch.is_decode else None
+            return self._any_step(batch) if bucket is None else self._decode_step(batch, bucket)
+
+    def _prepare(self, limits: StepLimits) -> CaptureReport:
+        watch = Stopwatch(self.device)
+        with torch.inference_mode():
+            self._allocate(limits)
+            self._is_ready = True
+            if self.is_compiled:
+                self.is_compiled = try_compiled(self.layers, lambda: self._warm_up(WARM_UP_ROWS))
+            self._warm_up(limits.max_rows)
+            compile_s = watch.seconds()
+            watch = Stopwatch(self.device)
+            self._graphs.record_all(self._plan_padding, with_lora=self._kernels is not None)
+        report = CaptureReport(
+            num_graphs=len(self._graphs) if isinstance(self._recorder, GraphRecorder) else 0,
+            largest_bucket=self._graphs.buckets[-1],
+            is_compiled=self.is_compiled,
+            compile_s=compile_s,
+            capture_s=watch.seconds(),
+            graph_bytes=watch.bytes(),
+        )
+        self.times = HostTimes()
+        logger.info("ready for steps: %s", report)
+        return report
+
+    def _allocate(self, limits: StepLimits) -> None:
+        buckets = bucket_sizes(limits.max_sequences)
+        max_rows = max(limits.max_rows, buckets[-1])
+        if self._adapters is not None:
+            self._kernels = self._adapters.make(max_rows)
+        most = buckets[-1]
+        sizes = BufferSizes(most, most, self._cache.num_blocks + most, num_words(most))
+        self._decode_buffers = StepBuffers(sizes, self.device)
+        self._buffers = StepBuffers(BufferSizes(max_rows, 0, 0, num_words(max_rows)), self.device)
+        self._logits = torch.zeros(most, self.vocab_size, dtype=torch.float32, device=self.device)
+        self._recorder: Recorder = DirectRecorder()
+        if self.with_graphs and self._attention.can_be_captured:
+            self._recorder = GraphRecorder()
+        self._graphs = DecodeGraphs(buckets, self._recorder, self._run_decode)
+
+    def _decode_step(self, batch: ForwardBatch, bucket: int) -> torch.Tensor:
+        started_s = time.perf_counter()
+        num_rows, has_lora = len(batch.spans), bool(batch.segments)
+        padding = [self._padding] * (bucket - num_rows)
+        table = build_page_table(batch.spans, self._cache.block_size, padding)
+        self._send_decode(table, batch.segments, batch.token_ids)
+        packed_s = time.perf_counter()
+        self._attention.begin_decode(table, self._decode_buffers)
+        planned_s = time.perf_counter()
+        self._graphs.replay(bucket, has_lora)
+        self.times.add(started_s, packed_s, planned_s)
+        if batch.logit_rows.shape[0] == num_rows:
+            return self._logits[:num_rows]
+        return self._logits[batch.logit_rows.to(self.device)]
+
+    def _send_decode(self, table: PageTable, segments: Sequence[LoraSegment], token_ids: torch.Tensor) -> None:
+        buffers = self._decode_buffers
+        host = buffers.next_host()
+        _put_rows(host, table, token_ids)
+        host.put("page_starts", table.page_starts)
+        host.put("last_page_lens", table.last_page_lens)
+        host.put("pages", table.pages)
+        if segments:
+            pack_rows(self._ranks.rows(segments), table.num_rows, host.arrays["lora"])
+        buffers.send(host, len(table.pages))
+        _put_from_device(buffers, "token_ids", token_ids)
+
+    def _plan_padding(self, bucket: int, has_lora: bool) -> None:
+        """A step of nothing but padding rows, without adapters: what graphs are captured with."""
+        table = build_page_table((), self._cache.block_size, [self._padding] * bucket)
+        self._send_decode(table, (), torch.zeros(bucket, dtype=torch.int64))
+        if has_lora:
+            self._decode_buffers.views["lora"].zero_()
+        self._attention.begin_decode(table, self._decode_buffers)
+
+    def _run_decode(self, bucket: int, has_lora: bool) -> None:
+        """From the decode buffers to `self._logits`; what a graph captures."""
+        views = self._decode_buffers.views
+        kernels = self._kernels if has_lora else None
+        with self.state.running(self._attention, bucket, kernels):
+            if kernels is not None:
+                assert self._adapters is not None
+                words = views["lora"][: num_words(bucket)]
+                kernels.begin(RowsView(words, bucket, tile_rows_for(bucket), bucket, self._adapters.max_rank))
+            logits = self._call(views["token_ids"][:bucket], views["positions"][:bucket], 0)
+        self._logits[:bucket].copy_(logits)
+
+    def _any_step(self, batch: ForwardBatch) -> torch.Tensor:
+        """A step with prompts in it, or a decode step larger than any that is recorded."""
+        started_s = time.perf_counter()
+        table = build_page_table(batch.spans, self._cache.block_size)
+        rows = max(2, table.num_rows)
+        view = self._send(table, batch, rows)
+        packed_s = time.perf_counter()
+        self._attention.begin(table, self._buffers)
+        planned_s = time.perf_counter()
+        views, kernels = self._buffers.views, self._kernels if batch.segments else None
+        assert kernels is not None or not batch.segments, "segments, but no adapters are attached"
+        with self.state.running(self._attention, table.num_rows, kernels):
+            if kernels is not None:
+                kernels.begin(view)
+            logit_rows = views["logit_rows"][: batch.logit_rows.shape[0]]
+            logits = self._call(views["token_ids"][:rows], views["positions"][:rows], logit_rows)
+        self.times.add(started_s, packed_s, planned_s)
+        return logits.float()
+
+    def _send(self, table: PageTable, batch: ForwardBatch, rows: int) -> RowsView:
+        buffers = self._buffers
+        host = buffers.next_host()
+        num_rows = table.num_rows
+        for name in ("token_ids", "positions"):
+            host.arrays[name][num_rows:rows] = 0
+        _put_rows(host, table, batch.token_ids)
+        segments = self._ranks.rows(batch.segments)
+        num_tiles = pack_rows(segments, rows, host.arrays["lora"]) if segments else 0
+        _put(host, "logit_rows", batch.logit_rows)
+        buffers.send(host)
+        _put_from_device(buffers, "token_ids", batch.token_ids)
+        _put_from_device(buffers, "logit_rows", batch.logit_rows)
+        max_rank = max((segment.max_rank for segment in segments), default=0)
+        return RowsView(buffers.views["lora"][: num_words(rows)], rows, tile_rows_for(rows), num_tiles, max_rank)
+
+    def _call(self, token_ids: torch.Tensor, positions: torch.Tensor, logit_rows: int | torch.Tensor) -> torch.Tensor:
+        """Logits [rows asked for, vocab_size] in the base's dtype; 0 asks for all rows."""
+        out = self.model(
+            input_ids=token_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=logit_rows
+        )
+        logits: torch.Tensor = out.logits[0]
+        return logits
+
+    def _warm_up(self, num_rows: int) -> None:
+        """Steps of prompts in the spare block, without adapters and with a slot that touches nothing."""
+        spans = self._spare_spans(num_rows)
+        kinds: list[tuple[LoraSegment, ...]] = [()]
+        if self._kernels is not None:
+            kinds.append((LoraSegment(0, num_rows, 0, {}),))
+        for segments in kinds:
+            self._any_step(
+                ForwardBatch(
+                    token_ids=torch.zeros(num_rows, dtype=torch.int64),
+                    positions=torch.zeros(num_rows, dtype=torch.int64),
+                    spans=spans,
+                    logit_rows=torch.tensor([num_rows - 1]),
+                    segments=segments,
+                )
+            )
+
+    def _spare_spans(self, num_rows: int) -> tuple[SequenceSpan, ...]:
+        spans = []
+        while num_rows:
+            length = min(num_rows, self.context_length)
+            table = (self._scratch,) * -(-length // self._cache.block_size)
+            spans.append(SequenceSpan(length, length, table))
+            num_rows -= length
+        return tuple(spans)
+
+
+def _put_rows(host: HostWords, table: PageTable, token_ids: torch.Tensor) -> None:
+    host.put("positions", table.positions)
+    host.put("slots", table.slots)
+    host.arrays["token_ids"][len(token_ids) : table.num_rows] = 0
+    _put(host, "token_ids", token_ids)
+
+
+def _put(host: HostWords, name: str, values: torch.Tensor) -> None:
+    if values.device.type == "cpu":
+        host.put(name, values.numpy())
+
+
+def _put_from_device(buffers: StepBuffers, name: str, values: torch.Tensor) -> None:
+    """What never left the device goes straight into the buffer, after the copy from the host."""
+    if values.device.type != "cpu":
+        buffers.views[name][: len(values)].copy_(values)
