@@ -24,6 +24,7 @@ class SlotCopy:
     image: AdapterImage
     borrowed: HostLease | None
     started_s: float
+    ended_s: float = 0.0
     pairs: Mapping[int, LoraPair] | None = None
     error: ReplicaError | None = None
 
@@ -59,7 +60,9 @@ class CopyQueue:
         started_s = self._clock()
         try:
             copy.pairs = self._copier.copy(copy.image, start, fence)
-            self._times.observe("copy", self._clock() - started_s)
+            copy.image.layout.columns  # noqa: B018  made here, so that the step thread finds them
+            copy.ended_s = self._clock()
+            self._times.observe("copy", copy.ended_s - started_s)
         except Exception as error:
             copy.error = AdapterUnavailable(f"adapter {copy.image.digest} could not be copied to its slot: {error}")
         if copy.borrowed is not None:

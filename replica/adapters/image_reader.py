@@ -78,8 +78,6 @@ class ImageReader:
 
     def _read(self, file: TensorFile, manifest: AdapterManifest, layout: ImageLayout, data: torch.Tensor) -> None:
         parts = _parts(file, manifest, layout)
-        if self._threads is not None:
-            file.read_ahead()
         _clear_gaps(parts, data)
         size = max(_MIN_PIECE_BYTES, layout.num_bytes // (2 * self._num_threads))
         self._run(lambda piece: _read_piece(file, piece, data), _pieces(parts, size))
@@ -135,6 +133,7 @@ def _clear_gaps(parts: Iterable[_Part], data: torch.Tensor) -> None:
 
 def _read_piece(file: TensorFile, parts: Sequence[_Part], data: torch.Tensor) -> bool:
     """Bring tensors to their places, some by way of scratch memory, and compare their digests."""
+    file.read_ahead(parts[0].start, parts[-1].end)
     targets = [_target(part, data) for part in parts]
     for first, last in _runs(parts):
         file.read_into(parts[first].start, [target.data for target in targets[first:last]])

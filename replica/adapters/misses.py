@@ -156,6 +156,7 @@ class MissPath:
         )
         for claim in waiter.claims:
             claim.bind(resident)
+        self._times.observe("publish", now_s - copy.ended_s)
         self._times.observe("total", now_s - waiter.arrived_s)
         seconds = waiter.load_seconds + now_s - copy.started_s
         self._residents.policy.loaded(waiter.digest, copy.image.num_bytes, seconds)

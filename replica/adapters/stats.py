@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-STAGES = ("fetch", "read", "wait", "copy", "total")
-"""fetch: blob store to node; read: node to host image; wait: image in hand, no room; copy: host to slot; total."""
+STAGES = ("fetch", "read", "wait", "copy", "publish", "total")
+"""fetch: blob store to node; read: node to host image; wait: until the step loop has seen it and there is room; copy:
+host to slot; publish: until the step loop has seen that; total."""
 
 
 class LoadObserver(Protocol):

@@ -54,9 +54,9 @@ class TensorFile:
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
-    def read_ahead(self) -> None:
-        """Tell the kernel that the whole file is about to be read."""
-        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+    def read_ahead(self, start: int, end: int) -> None:
+        """Tell the kernel that bytes [start, end) are about to be read."""
+        os.posix_fadvise(self._descriptor, start, end - start, os.POSIX_FADV_WILLNEED)
 
     def place(self, info: TensorInfo) -> tuple[int, int]:
         """Where in the file a tensor's bytes are, [start, end): little-endian and row by row."""

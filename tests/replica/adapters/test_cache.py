@@ -435,4 +435,4 @@ def test_observer_sees_every_stage(tmp_path: Path) -> None:
         cache.poll()
     lease.release()
     cache.close()
-    assert sorted(seen) == ["copy", "fetch", "read", "total", "wait"]
+    assert sorted(seen) == ["copy", "fetch", "publish", "read", "total", "wait"]
