@@ -59,7 +59,10 @@ class _Packer:
         sequence, num_tokens = work.sequence, work.num_tokens
         start, row = sequence.num_computed, len(self.token_ids)
         end = start + num_tokens
-        self._add_tokens(sequence, start, end)
+        if num_tokens == 1:
+            self._add_token(sequence, start, row)
+        else:
+            self._add_prompt(sequence, start, end)
         self.spans.append(SequenceSpan(num_tokens, end, sequence.blocks))
         if sequence.prompt_logprobs is not None:
             self._want_prompt(sequence, start, end, row)
@@ -68,15 +71,21 @@ class _Packer:
             self.sampled_rows.append(len(self.logit_rows))
             self.logit_rows.append(row + num_tokens - 1)
 
-    def _add_tokens(self, sequence: Sequence, start: int, end: int) -> None:
-        """A token whose value only the device knows stands as 0 until `pack` puts it in its place."""
-        tokens = sequence.tokens
-        self.token_ids += tokens[start:end]
-        self.positions += range(start, end)
-        if end > len(tokens):
-            self.unknown.append(len(self.token_ids))
-            self.flight_rows.append(sequence.flight_row)
+    def _add_token(self, sequence: Sequence, position: int, row: int) -> None:
+        """One whose value only the device knows stands as 0 until `pack` puts it in its place."""
+        self.positions.append(position)
+        if position < len(sequence.tokens):
+            self.token_ids.append(sequence.tokens[position])
+        else:
             self.token_ids.append(0)
+            self.unknown.append(row)
+            self.flight_rows.append(sequence.flight_row)
+
+    def _add_prompt(self, sequence: Sequence, start: int, end: int) -> None:
+        """Tokens that are all known: one in flight is the only one that its sequence has to compute."""
+        assert end <= len(sequence.tokens), f"{sequence} computes an unknown token beside others"
+        self.token_ids += sequence.tokens[start:end]
+        self.positions += range(start, end)
 
     def _want_prompt(self, sequence: Sequence, start: int, end: int, row: int) -> None:
         """Row i predicts token i + 1; rows whose log-probabilities were asked for before a preemption are skipped."""

@@ -13,7 +13,6 @@ from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 
@@ -27,33 +26,18 @@ from replica.fair_queue import ArrivalQueue, FairQueue, WaitingQueue
 from replica.flight import Flight
 from replica.live_requests import LiveRequests
 from replica.mailbox import Mailbox, run_between_steps
-from replica.messages import FinishReason, GenerateRequest
-from replica.model.batch import ForwardBatch
+from replica.messages import GenerateRequest
 from replica.outbox import Outbox
 from replica.sampler import Sampler
 from replica.scheduler import Scheduler, Work
-from replica.sequence import Lease, RequestGroup
+from replica.sequence import RequestGroup
 from replica.step import StepModel, StepRunner
+from replica.step_protocols import StepAdapters, StepObserver
 
 logger = logging.getLogger(__name__)
 
 IDLE_CHECK_S = 1.0
 """An idle loop looks at the adapters this often even if nobody wakes it."""
-
-
-class StepAdapters(Protocol):
-    """The adapter tiers as the step loop sees them; neither call blocks."""
-
-    def acquire(self, digest: str) -> Lease: ...
-    def poll(self) -> None: ...
-
-
-class StepObserver(Protocol):
-    """Who is told what happened; called from the step thread."""
-
-    def on_start(self, waited_s: float, num_prompt: int) -> None: ...
-    def on_step(self, batch: ForwardBatch, took_s: float) -> None: ...
-    def on_end(self, reason: FinishReason, num_output: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +118,15 @@ class Engine:
         with self._mailbox.lock:
             if self._live.get(request_id) is not None:
                 self._mailbox.post(partial(self._delivery.abort, request_id, index))
+
+    def abort_adapter(self, digest: str, error: ReplicaError) -> None:
+        """End every request on that adapter, wherever it stands; each gets `error`."""
+        with self._mailbox.lock:
+            self._mailbox.post(partial(self._withdraw, digest, error))
+
+    def adapters_in_use(self) -> frozenset[str]:
+        """The digests that live requests want."""
+        return frozenset(group.adapter for group in self._live.all() if group.adapter is not None)
 
     def refuse(self, reason: ReplicaError) -> None:
         """Take no new requests from now on; those that are here go on."""
@@ -240,6 +233,9 @@ class Engine:
             for sequence in group.sequences:
                 if sequence.prompt_logprobs is None:
                     self._delivery.end(sequence, "length")
+
+    def _withdraw(self, digest: str, error: ReplicaError) -> None:
+        self._delivery.fail((group, error) for group in self._live.all() if group.adapter == digest)
 
     def _count(self) -> None:
         self._mailbox.progress()
