@@ -13,7 +13,7 @@ from replica.model.base_files import base_revision, resolve_base
 from replica.model.base_spec import build_spec, module_specs, named_specs, read_tokenizer
 from replica.model.batch import ForwardBatch, Site
 from replica.model.cuda_graphs import CaptureReport
-from replica.model.device_runner import Adapters, DeviceRunner, StepLimits
+from replica.model.device_runner import Adapters, DeviceRunner, HostTimes, StepLimits
 from replica.model.device_setup import SlotTables, attention_over, build_device_runner, kernels_over
 from replica.model.eager_runner import EagerRunner
 from replica.model.load_weights import load_model
@@ -87,6 +87,16 @@ class BaseModel:
             f"BaseModel({self.spec.base_id}, {self.spec.architecture}, {self.dtype}, {self.device}, "
             f"num_sites={len(self.sites)}, kv={self._cache}, {self._runner})"
         )
+
+    @property
+    def host_times(self) -> HostTimes:
+        """What the host spent on steps; stays empty on the plain path."""
+        return self._runner.times if isinstance(self._runner, DeviceRunner) else HostTimes()
+
+    def replay(self, num_rows: int, has_lora: bool) -> None:
+        """The last decode step once more, for measurements on a device."""
+        assert isinstance(self._runner, DeviceRunner), "only a device's steps are recorded"
+        self._runner.replay(num_rows, has_lora)
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Bytes that one block of `block_size` tokens takes over all layers."""

@@ -56,6 +56,14 @@ class HostTimes:
     plan_s: float = 0.0
     launch_s: float = 0.0
 
+    def reset(self) -> None:
+        self.num_steps, self.pack_s, self.plan_s, self.launch_s = 0, 0.0, 0.0, 0.0
+
+    def milliseconds(self) -> dict[str, float]:
+        """Means over the steps."""
+        share = 1e3 / max(1, self.num_steps)
+        return {"pack_ms": self.pack_s * share, "plan_ms": self.plan_s * share, "launch_ms": self.launch_s * share}
+
     def add(self, started_s: float, packed_s: float, planned_s: float) -> None:
         self.num_steps += 1
         self.pack_s += packed_s - started_s
@@ -128,6 +136,13 @@ class DeviceRunner:
             bucket = self._graphs.bucket(len(batch.spans)) if batch.is_decode else None
             return self._any_step(batch) if bucket is None else self._decode_step(batch, bucket)
 
+    def replay(self, num_rows: int, has_lora: bool) -> None:
+        """The last decode step of so many rows once more, without telling it anything: for measurements."""
+        bucket = self._graphs.bucket(num_rows)
+        assert bucket is not None, f"{num_rows} rows are more than any recorded step"
+        with self._running, torch.inference_mode():
+            self._graphs.replay(bucket, has_lora)
+
     def _prepare(self, limits: StepLimits) -> CaptureReport:
         watch = Stopwatch(self.device)
         with torch.inference_mode():
@@ -147,7 +162,7 @@ class DeviceRunner:
             capture_s=watch.seconds(),
             graph_bytes=watch.bytes(),
         )
-        self.times = HostTimes()
+        self.times.reset()
         logger.info("ready for steps: %s", report)
         return report
 
