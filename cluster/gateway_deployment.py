@@ -41,7 +41,10 @@ class GatewayDeployment:
         while True:
             try:
                 delta = await self._registry.follow_gateway(
-                    self._gateway_id, self._catalog.revision, self._config.watch_timeout_s
+                    self._gateway_id,
+                    self._catalog.revision,
+                    self._config.watch_timeout_s,
+                    self._gateway.take_used(),
                 )
                 if delta is not None:
                     await self._apply(delta)

@@ -136,6 +136,7 @@ class Member:
         try:
             while await self._report():
                 await self._wait_for_news()
+                self._staging.retry()
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -164,6 +165,7 @@ class Member:
             held=tuple(self._stager.held()),
             resident=tuple(self._stager.resident()),
             failed=dict(self._staging.failed),
+            running=tuple(self._stager.running()),
         )
         try:
             return await self._registry.report_replica(report)

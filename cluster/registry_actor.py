@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from registry.activations import REGISTRY
 from registry.config import RegistryConfig
 from registry.errors import LimitExceeded, RegistryUnavailable
 from registry.service import Registry
@@ -21,12 +22,17 @@ from registry.types import (
     Activation,
     AdapterManifest,
     AdapterRecord,
+    AdapterSource,
+    AuditPage,
     BaseSpec,
     CatalogDelta,
+    CollectReport,
     Event,
+    FleetTemplate,
     PushResult,
     ReplicaRecord,
     ReplicaReport,
+    VersionStates,
 )
 from registry.watch import Watch
 
@@ -48,6 +54,7 @@ class RegistryActor:
         self._uploads: dict[str, Path] = {}
         self._tick_s = tick_s
         self._clockwork: asyncio.Task[None] | None = None
+        self._collected_at_s = time.monotonic()
 
     async def _run(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
         """Run a blocking registry call on a thread, and the clockwork from the first call on."""
@@ -72,8 +79,16 @@ class RegistryActor:
             try:
                 if await self._run(self._registry.advance):
                     self._watch.notify()
+                await self._collect_when_due()
             except Exception:
                 logger.exception("the registry's clockwork stumbled; it tries again")
+
+    async def _collect_when_due(self) -> None:
+        interval_s = self._config.retention.interval_s
+        if interval_s is None or time.monotonic() < self._collected_at_s + interval_s:
+            return
+        self._collected_at_s = time.monotonic()
+        await self._change(self._registry.collect, actor=REGISTRY)
 
     def check_health(self) -> None:
         """Serve replaces the actor when its clockwork has stopped."""
@@ -110,6 +125,7 @@ class RegistryActor:
             held=report.held,
             resident=report.resident,
             failed=report.failed,
+            running=report.running,
         )
         return record is not None
 
@@ -122,9 +138,11 @@ class RegistryActor:
     async def watch(self, after_revision: int, timeout_s: float) -> CatalogDelta | None:
         return await self._watch.wait(after_revision, timeout_s)
 
-    async def follow_gateway(self, gateway_id: str, revision: int, timeout_s: float) -> CatalogDelta | None:
-        """Renew a gateway's lease, acknowledge `revision`, and wait for news."""
-        await self._change(self._registry.renew_gateway, gateway_id, revision)
+    async def follow_gateway(
+        self, gateway_id: str, revision: int, timeout_s: float, used: tuple[str, ...] = ()
+    ) -> CatalogDelta | None:
+        """Renew a gateway's lease, acknowledge `revision`, note what it `used`, and wait for news."""
+        await self._change(self._registry.renew_gateway, gateway_id, revision, used)
         return await self._watch.wait(revision, timeout_s)
 
     # Blobs, in pieces: a call through a Serve handle carries 4 MB at most.
@@ -170,6 +188,12 @@ class RegistryActor:
         files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
         return await self._change(self._registry.push, name, files, owner=owner, activate=activate)
 
+    async def push_source(self, name: str, source: AdapterSource, owner: str, activate: bool) -> PushResult:
+        return await self._change(self._registry.push_source, name, source, owner=owner, activate=activate)
+
+    async def template(self) -> FleetTemplate:
+        return await self._run(self._registry.template)
+
     async def adapters(self) -> tuple[AdapterRecord, ...]:
         return await self._run(self._registry.adapters)
 
@@ -192,8 +216,42 @@ class RegistryActor:
     async def rollback(self, name: str, alias: str, actor: str) -> Activation:
         return await self._change(self._registry.rollback, name, alias, actor=actor)
 
-    async def retire(self, name: str, number: int | None, actor: str) -> AdapterRecord:
-        return await self._change(self._registry.retire, name, number, actor=actor)
+    async def canary(
+        self, name: str, number: int, weight: float, alias: str, actor: str, expected_revision: int | None
+    ) -> Activation:
+        return await self._change(
+            self._registry.canary, name, number, weight, alias=alias, actor=actor, expected_revision=expected_revision
+        )
+
+    async def promote(self, name: str, alias: str, actor: str, expected_revision: int | None) -> Activation:
+        return await self._change(
+            self._registry.promote, name, alias=alias, actor=actor, expected_revision=expected_revision
+        )
+
+    async def halt(self, name: str, alias: str, actor: str, expected_revision: int | None) -> AdapterRecord:
+        return await self._change(
+            self._registry.halt, name, alias=alias, actor=actor, expected_revision=expected_revision
+        )
+
+    async def remove_alias(self, name: str, alias: str, actor: str, expected_revision: int | None) -> AdapterRecord:
+        return await self._change(
+            self._registry.remove_alias, name, alias, actor=actor, expected_revision=expected_revision
+        )
+
+    async def retire(self, name: str, number: int | None, actor: str, deadline_s: float | None) -> AdapterRecord:
+        return await self._change(self._registry.retire, name, number, actor=actor, deadline_s=deadline_s)
+
+    async def quarantine(self, name: str, number: int, actor: str, reason: str) -> AdapterRecord:
+        return await self._change(self._registry.quarantine, name, number, actor=actor, reason=reason)
+
+    async def collect(self, actor: str, dry_run: bool) -> CollectReport:
+        return await self._change(self._registry.collect, actor=actor, dry_run=dry_run)
+
+    async def version_states(self, name: str, number: int, unless: str | None, wait_s: float) -> VersionStates:
+        return await self._watch.wait_states(name, number, unless, wait_s)
+
+    async def audit(self, after: int, limit: int) -> AuditPage:
+        return await self._run(self._registry.audit, after, limit)
 
     async def activation(self, activation_id: int) -> Activation:
         return await self._run(self._registry.activation, activation_id)
@@ -201,8 +259,8 @@ class RegistryActor:
     async def wait_activation(self, activation_id: int, timeout_s: float) -> Activation:
         return await self._watch.wait_activation(activation_id, timeout_s)
 
-    async def events(self, after: int, limit: int) -> tuple[Event, ...]:
-        return await self._run(self._registry.events, after, limit)
+    async def events(self, after: int, limit: int, wait_s: float = 0.0) -> tuple[Event, ...]:
+        return await self._watch.wait_events(after, limit, wait_s)
 
     async def check_integrity(self) -> None:
         await self._run(self._registry.check_integrity)

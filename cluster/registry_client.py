@@ -11,12 +11,17 @@ from registry.types import (
     Activation,
     AdapterManifest,
     AdapterRecord,
+    AdapterSource,
+    AuditPage,
     BaseSpec,
     CatalogDelta,
+    CollectReport,
     Event,
+    FleetTemplate,
     PushResult,
     ReplicaRecord,
     ReplicaReport,
+    VersionStates,
 )
 
 PIECE_BYTES = 1024 * 1024
@@ -61,8 +66,11 @@ class ServeRegistry:
         delta = await self._call("watch", after_revision, timeout_s, within_s=timeout_s + ANSWER_S)
         return cast(CatalogDelta | None, delta)
 
-    async def follow_gateway(self, gateway_id: str, revision: int, timeout_s: float) -> CatalogDelta | None:
-        delta = await self._call("follow_gateway", gateway_id, revision, timeout_s, within_s=timeout_s + ANSWER_S)
+    async def follow_gateway(
+        self, gateway_id: str, revision: int, timeout_s: float, used: tuple[str, ...] = ()
+    ) -> CatalogDelta | None:
+        arguments = (gateway_id, revision, timeout_s, used)
+        delta = await self._call("follow_gateway", *arguments, within_s=timeout_s + ANSWER_S)
         return cast(CatalogDelta | None, delta)
 
     async def join_replica(
@@ -125,6 +133,13 @@ class ServeRegistry:
         finally:
             await self._call("drop_upload", upload_id)
 
+    async def push_source(self, name: str, source: AdapterSource, *, owner: str, activate: bool) -> PushResult:
+        """Have an adapter fetched from where it lies and stored as a version."""
+        return cast(PushResult, await self._call("push_source", name, source, owner, activate, within_s=PUSH_S))
+
+    async def template(self) -> FleetTemplate:
+        return cast(FleetTemplate, await self._call("template"))
+
     async def adapters(self) -> tuple[AdapterRecord, ...]:
         return cast(tuple[AdapterRecord, ...], await self._call("adapters"))
 
@@ -147,8 +162,42 @@ class ServeRegistry:
     async def rollback(self, name: str, alias: str, *, actor: str) -> Activation:
         return cast(Activation, await self._call("rollback", name, alias, actor, repeat=False))
 
-    async def retire(self, name: str, number: int | None, *, actor: str) -> AdapterRecord:
-        return cast(AdapterRecord, await self._call("retire", name, number, actor))
+    async def canary(
+        self, name: str, number: int, weight: float, *, alias: str, actor: str, expected_revision: int | None = None
+    ) -> Activation:
+        repeat = expected_revision is None
+        arguments = (name, number, weight, alias, actor, expected_revision)
+        return cast(Activation, await self._call("canary", *arguments, repeat=repeat))
+
+    async def promote(self, name: str, *, alias: str, actor: str, expected_revision: int | None = None) -> Activation:
+        return cast(Activation, await self._call("promote", name, alias, actor, expected_revision, repeat=False))
+
+    async def halt(self, name: str, *, alias: str, actor: str, expected_revision: int | None = None) -> AdapterRecord:
+        return cast(AdapterRecord, await self._call("halt", name, alias, actor, expected_revision, repeat=False))
+
+    async def remove_alias(
+        self, name: str, alias: str, *, actor: str, expected_revision: int | None = None
+    ) -> AdapterRecord:
+        record = await self._call("remove_alias", name, alias, actor, expected_revision, repeat=False)
+        return cast(AdapterRecord, record)
+
+    async def retire(
+        self, name: str, number: int | None, *, actor: str, deadline_s: float | None = None
+    ) -> AdapterRecord:
+        return cast(AdapterRecord, await self._call("retire", name, number, actor, deadline_s))
+
+    async def quarantine(self, name: str, number: int, *, actor: str, reason: str) -> AdapterRecord:
+        return cast(AdapterRecord, await self._call("quarantine", name, number, actor, reason))
+
+    async def collect(self, *, actor: str, dry_run: bool) -> CollectReport:
+        return cast(CollectReport, await self._call("collect", actor, dry_run, within_s=PUSH_S))
+
+    async def version_states(self, name: str, number: int, unless: str | None, wait_s: float) -> VersionStates:
+        states = await self._call("version_states", name, number, unless, wait_s, within_s=wait_s + ANSWER_S)
+        return cast(VersionStates, states)
+
+    async def audit(self, after: int, limit: int) -> AuditPage:
+        return cast(AuditPage, await self._call("audit", after, limit))
 
     async def activation(self, activation_id: int) -> Activation:
         return cast(Activation, await self._call("activation", activation_id))
@@ -157,5 +206,6 @@ class ServeRegistry:
         activation = await self._call("wait_activation", activation_id, timeout_s, within_s=timeout_s + ANSWER_S)
         return cast(Activation, activation)
 
-    async def events(self, after: int, limit: int) -> tuple[Event, ...]:
-        return cast(tuple[Event, ...], await self._call("events", after, limit))
+    async def events(self, after: int, limit: int, wait_s: float = 0.0) -> tuple[Event, ...]:
+        events = await self._call("events", after, limit, wait_s, within_s=wait_s + ANSWER_S)
+        return cast(tuple[Event, ...], events)

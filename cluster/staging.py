@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -9,6 +10,7 @@ from registry.types import AdapterManifest, AdapterRecord, CatalogDelta, Version
 
 logger = logging.getLogger("lorafleet.member")
 MAX_PARALLEL_STAGES = 4
+FIRST_RETRY_S, LAST_RETRY_S = 5.0, 300.0
 
 
 class Stager(Protocol):
@@ -30,6 +32,9 @@ class Stager(Protocol):
 
     def resident(self) -> Sequence[str]: ...
 
+    def running(self) -> Sequence[str]:
+        """What requests wait for or run on at this moment."""
+
     def is_alive(self) -> bool:
         """Whether it makes progress."""
 
@@ -47,7 +52,12 @@ class Staging:
     """
 
     def __init__(
-        self, stager: Stager, manifests: ManifestSource, node_store_bytes: int, changed: Callable[[], None]
+        self,
+        stager: Stager,
+        manifests: ManifestSource,
+        node_store_bytes: int,
+        changed: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stager = stager
         self._manifests = manifests
@@ -59,6 +69,10 @@ class Staging:
         self._brought: set[str] = set()
         """Of the digests that activations wait for, those whose bytes were here since they began to wait."""
         self._gate = asyncio.Semaphore(MAX_PARALLEL_STAGES)
+        self._kept: frozenset[str] = frozenset()
+        self._clock = clock
+        self._num_failures: dict[str, tuple[int, float]] = {}
+        """Digest -> how often in a row it failed, and when it is due again."""
         self.failed: dict[str, str] = {}
         """Digest -> why it could not be staged."""
 
@@ -73,11 +87,29 @@ class Staging:
         if delta.full:
             self._adapters.clear()
             self.failed.clear()
+            self._num_failures.clear()
         self._adapters.update({adapter.name: adapter for adapter in delta.adapters})
-        versions = in_service(self._adapters.values())
-        for digest in set(self._stager.staged()) - versions.keys():
+        self._withdraw()
+        self._begin(in_service(self._adapters.values()), delta.full)
+
+    def _withdraw(self) -> None:
+        """Forget what may not even be finished any more. A neighbour on this node may have removed the files first,
+        so what requests run on and what was here before counts too.
+        """
+        kept = may_run(self._adapters.values())
+        for digest in ({*self._stager.staged(), *self._stager.running()} | self._kept) - kept:
             self._stager.forget(digest)
-        self._begin(versions, delta.full)
+        self._kept = kept
+        for digest in self.failed.keys() - kept:
+            del self.failed[digest]
+
+    def retry(self) -> None:
+        """Try again what failed, each version after twice the time it was left alone before."""
+        now_s = self._clock()
+        due = {digest for digest, (_, due_s) in self._num_failures.items() if due_s <= now_s}
+        for digest in due & self.failed.keys():
+            del self.failed[digest]
+            self._start(digest, has_bytes=True)
 
     def staged(self) -> tuple[str, ...]:
         """What this replica answers for: it can serve it, and is not about to bring the bytes or failing to."""
@@ -113,14 +145,27 @@ class Staging:
             async with self._gate:
                 manifest = await self._manifests.manifest(digest)
                 await (self._stager.stage(manifest) if has_bytes else self._stager.remember(manifest))
+            self._num_failures.pop(digest, None)
             if has_bytes:
                 self._brought.add(digest)
         except Exception as error:
             logger.warning("cannot stage %s: %s", digest[:12], error)
-            self.failed[digest] = str(error)
+            self._fail(digest, str(error))
         finally:
             del self._tasks[digest, has_bytes]
             self._changed()
+
+    def _fail(self, digest: str, why: str) -> None:
+        self.failed[digest] = why
+        count = self._num_failures.get(digest, (0, 0.0))[0] + 1
+        pause_s = min(FIRST_RETRY_S * 2 ** (count - 1), LAST_RETRY_S)
+        self._num_failures[digest] = (count, self._clock() + pause_s)
+
+
+def may_run(adapters: Iterable[AdapterRecord]) -> frozenset[str]:
+    """The digests on which requests may run: those in service, and those that drain."""
+    states = (VersionState.ACTIVE, VersionState.DRAINING)
+    return frozenset(version.digest for each in adapters for version in each.versions if version.state in states)
 
 
 def in_service(adapters: Iterable[AdapterRecord]) -> dict[str, VersionRecord]:
@@ -141,13 +186,12 @@ def pending_digests(adapters: Iterable[AdapterRecord]) -> set[str]:
 def choose_bytes(adapters: Iterable[AdapterRecord], max_bytes: int) -> list[str]:
     """The digests whose bytes a node of `max_bytes` should hold, the most wanted first.
 
-    What activations wait for is always among them; then come the targets of aliases, then the rest, the newest first.
+    What activations wait for is always among them; then come what aliases need (their targets, their canaries, and
+    what they pointed at before), then the rest, the newest first.
     """
     adapters = tuple(adapters)
     pending = pending_digests(adapters)
-    targets = {
-        version.digest for each in adapters for version in each.versions if version.number in each.aliases.values()
-    }
+    targets = {version.digest for each in adapters for version in each.versions if version.number in wanted(each)}
     versions = sorted(
         in_service(adapters).values(),
         key=lambda version: (version.digest not in pending, version.digest not in targets, -version.created_at_s),
@@ -158,3 +202,9 @@ def choose_bytes(adapters: Iterable[AdapterRecord], max_bytes: int) -> list[str]
             chosen.append(version.digest)
             free_bytes -= version.num_bytes
     return chosen
+
+
+def wanted(adapter: AdapterRecord) -> set[int]:
+    """The versions that requests by alias may come to need at once."""
+    canaries = (canary.number for canary in adapter.canaries.values())
+    return {*adapter.aliases.values(), *adapter.previous.values(), *canaries}

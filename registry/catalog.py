@@ -1,8 +1,9 @@
 """What a gateway knows of the registry: resolves a request's `model` to a digest, once. Knows no database."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from registry.errors import ModelNotFound
+from registry.stickiness import takes_canary
 from registry.types import (
     LIVE_ALIAS,
     AdapterRecord,
@@ -37,6 +38,8 @@ class Catalog:
         self.replicas: tuple[ReplicaRecord, ...] = ()
         self._base_names = tuple(base_names)
         self._adapters: dict[str, AdapterRecord] = {}
+        self._servable: dict[str, dict[int, VersionRecord]] = {}
+        """Name -> number -> version, of those in service only: what `resolve` looks things up in."""
 
     def __repr__(self) -> str:
         return f"Catalog(revision={self.revision}, adapters={len(self._adapters)}, replicas={len(self.replicas)})"
@@ -55,22 +58,24 @@ class Catalog:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of adapters that have a version in service, sorted."""
-        return tuple(adapter.name for adapter in self.adapters if any(map(_in_service, adapter.versions)))
+        return tuple(sorted(name for name, versions in self._servable.items() if versions))
 
     def apply(self, delta: CatalogDelta) -> bool:
         """Take over what changed; returns whether anything did. A delta that brings nothing new is ignored."""
         if not delta.full and delta.revision <= self.revision:
             return False
         before = (self.revision, self.base, self.replicas, self._adapters)
-        kept = {} if delta.full else self._adapters
+        kept, servable = ({}, {}) if delta.full else (self._adapters, self._servable)
         self._adapters = {**kept, **{adapter.name: adapter for adapter in delta.adapters}}
+        self._servable = {**servable, **{adapter.name: _servable(adapter.versions) for adapter in delta.adapters}}
         self.revision, self.base, self.replicas = delta.revision, delta.base, delta.replicas
         return before != (self.revision, self.base, self.replicas, self._adapters)
 
-    def resolve(self, tenant: str, model: str) -> Resolution:
+    def resolve(self, tenant: str, model: str, key: str | None = None) -> Resolution:
         """The version that `model` names for this tenant: a base name, `name`, `name@4` or `name@alias`.
 
-        Names of the base match first and exactly. Raises ModelNotFound for everything that may not be called.
+        Names of the base match first and exactly. While an alias has a canary, `key` (by default the tenant) decides
+        between it and the alias's own version. Raises ModelNotFound for everything that may not be called.
         """
         if model in self.base_names or (self.base is not None and model == self.base.base_id):
             return Resolution(model=model)
@@ -78,10 +83,24 @@ class Catalog:
         adapter = self._adapters.get(name) if is_adapter_name(name) else None
         if adapter is None or not may_call(adapter, tenant):
             raise ModelNotFound(f"the model {_shown(model)} does not exist")
-        version = _version(adapter, reference if at else LIVE_ALIAS)
+        version = self._version(adapter, reference if at else LIVE_ALIAS, (tenant, tenant if key is None else key))
         if version is None:
             raise ModelNotFound(f"the model {_shown(model)} does not exist: no version in service has that reference")
         return Resolution(model=model, adapter=name, number=version.number, digest=version.digest)
+
+    def _version(self, adapter: AdapterRecord, reference: str, key: tuple[str, str]) -> VersionRecord | None:
+        """The version in service that `reference` (a number or an alias) stands for, for this key.
+
+        A canary that was taken out of service takes nothing; an alias whose own version was still refuses.
+        """
+        servable = self._servable[adapter.name]
+        if _is_number(reference):
+            return servable.get(int(reference))
+        stable = servable.get(adapter.aliases.get(reference, 0)) if is_alias_name(reference) else None
+        canary = adapter.canaries.get(reference)
+        if stable is None or canary is None or not takes_canary(adapter.name, key, canary.weight):
+            return stable
+        return servable.get(canary.number, stable)
 
     def adapters_for(self, tenant: str) -> tuple[AdapterRecord, ...]:
         """The adapters that the tenant may call, by name."""
@@ -93,18 +112,8 @@ def may_call(adapter: AdapterRecord, tenant: str) -> bool:
     return tenant == adapter.owner or tenant in adapter.callers or "*" in adapter.callers
 
 
-def _version(adapter: AdapterRecord, reference: str) -> VersionRecord | None:
-    """The version in service that `reference` (a number or an alias) stands for."""
-    if _is_number(reference):
-        number: int | None = int(reference)
-    else:
-        number = adapter.aliases.get(reference) if is_alias_name(reference) else None
-    version = None if number is None else adapter.version(number)
-    return version if version is not None and _in_service(version) else None
-
-
-def _in_service(version: VersionRecord) -> bool:
-    return version.state is VersionState.ACTIVE
+def _servable(versions: Iterable[VersionRecord]) -> dict[int, VersionRecord]:
+    return {version.number: version for version in versions if version.state is VersionState.ACTIVE}
 
 
 def _is_number(reference: str) -> bool:

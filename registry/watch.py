@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 
 from registry.service import Registry
-from registry.types import Activation, ActivationState, CatalogDelta
+from registry.types import Activation, ActivationState, CatalogDelta, Event, VersionStates
 
 _FINAL = frozenset({ActivationState.DONE, ActivationState.FAILED, ActivationState.SUPERSEDED})
 
@@ -73,6 +73,27 @@ class Watch:
                 activation = await asyncio.to_thread(self._registry.activation, activation_id)
                 if activation.state in _FINAL or not await self._pause(waiter, deadline):
                     return activation
+
+    async def wait_events(self, after: int, limit: int, timeout_s: float) -> tuple[Event, ...]:
+        """At most `limit` events after that revision, once there is one; none when `timeout_s` has passed."""
+        deadline = monotonic() + timeout_s
+        with self._waiting() as waiter:
+            while True:
+                events = await asyncio.to_thread(self._registry.events, after, limit)
+                if events or not await self._pause(waiter, deadline):
+                    return events
+
+    async def wait_states(self, name: str, number: int, unless: str | None, timeout_s: float) -> VersionStates:
+        """Where the version is, once that is another state than the etag `unless`, or when `timeout_s` has passed.
+
+        Raises AdapterNotFound.
+        """
+        deadline = monotonic() + timeout_s
+        with self._waiting() as waiter:
+            while True:
+                states = await asyncio.to_thread(self._registry.version_states, name, number)
+                if states.etag != unless or not await self._pause(waiter, deadline):
+                    return states
 
     async def _pause(self, waiter: _Waiter, deadline: float) -> bool:
         """Sleep until something may have changed; False when the deadline had passed already."""

@@ -15,9 +15,12 @@ from router.auth import Authenticator, Principal, Scope
 from router.control_api import ControlApi
 from router.errors import INVALID, RouterError, error_body, error_code, http_face
 from router.gateway import Gateway
+from router.lifecycle_api import LifeCycleApi
 from router.middleware import ErrorBoundary, RequestId
 from router.openai_api import OpenAiApi
 from router.operations_api import OperationsApi
+from router.upload_api import UploadApi
+from router.vllm_api import VllmApi
 
 Handler = Callable[[Request, Principal], Awaitable[Response]]
 NOBODY = Principal("", frozenset())
@@ -36,22 +39,34 @@ class Endpoint:
 def endpoints(gateway: Gateway) -> list[Endpoint]:
     """Every route there is. More specific paths come first: a name may hold anything, so that it can be refused."""
     openai, control, operations = OpenAiApi(gateway), ControlApi(gateway), OperationsApi(gateway)
+    life, uploads, vllm = LifeCycleApi(gateway), UploadApi(gateway), VllmApi(gateway)
     adapter = "/v1/adapters/{name:path}"
     return [
         Endpoint("GET", "/v1/models", openai.models, Scope.INFER),
         Endpoint("GET", "/v1/models/{model:path}", openai.model, Scope.INFER),
         Endpoint("POST", "/v1/chat/completions", openai.chat_completions, Scope.INFER),
         Endpoint("POST", "/v1/completions", openai.completions, Scope.INFER),
-        Endpoint("POST", f"{adapter}/versions", control.push, Scope.UPLOAD),
+        Endpoint("POST", f"{adapter}/versions", uploads.push, Scope.UPLOAD),
         Endpoint("GET", f"{adapter}/versions/{{number}}", control.version, Scope.UPLOAD),
         Endpoint("DELETE", f"{adapter}/versions/{{number}}", control.retire_version, Scope.UPLOAD),
+        Endpoint("GET", f"{adapter}/versions/{{number}}/replicas", life.version_states, Scope.UPLOAD),
+        Endpoint("POST", f"{adapter}/versions/{{number}}/quarantine", life.quarantine, Scope.ADMIN),
         Endpoint("PUT", f"{adapter}/aliases/{{alias}}", control.put_alias, Scope.UPLOAD),
+        Endpoint("DELETE", f"{adapter}/aliases/{{alias}}", life.remove_alias, Scope.UPLOAD),
+        Endpoint("POST", f"{adapter}/canary", life.canary, Scope.UPLOAD),
+        Endpoint("POST", f"{adapter}/promote", life.promote, Scope.UPLOAD),
+        Endpoint("POST", f"{adapter}/halt", life.halt, Scope.UPLOAD),
         Endpoint("POST", f"{adapter}/rollback", control.rollback, Scope.UPLOAD),
+        Endpoint("GET", "/v1/template", uploads.template, Scope.UPLOAD),
+        Endpoint("POST", "/v1/load_lora_adapter", vllm.load, Scope.UPLOAD),
+        Endpoint("POST", "/v1/unload_lora_adapter", vllm.unload, Scope.UPLOAD),
         Endpoint("GET", "/v1/adapters", control.adapters, Scope.UPLOAD),
         Endpoint("GET", adapter, control.adapter, Scope.UPLOAD),
         Endpoint("DELETE", adapter, control.retire_adapter, Scope.UPLOAD),
         Endpoint("GET", "/v1/replicas", control.replicas, Scope.ADMIN),
         Endpoint("GET", "/v1/events", control.events, Scope.ADMIN),
+        Endpoint("GET", "/v1/audit", life.audit, Scope.ADMIN),
+        Endpoint("POST", "/v1/gc", life.collect, Scope.ADMIN),
         Endpoint("GET", "/v1/activations/{activation_id}", control.activation, Scope.UPLOAD),
         Endpoint("GET", "/health", operations.health, None),
         Endpoint("GET", "/ready", operations.ready, None),

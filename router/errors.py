@@ -128,6 +128,7 @@ HTTP_FACES: dict[type[Exception], HttpFace] = {
     replica_errors.InvalidRequest: HttpFace(400, INVALID),
     replica_errors.UnknownAdapter: HttpFace(503, SERVER, 1),
     replica_errors.AdapterUnavailable: HttpFace(503, SERVER, 1),
+    replica_errors.AdapterWithdrawn: HttpFace(410, INVALID),
     replica_errors.AdapterTooLarge: HttpFace(400, INVALID),
     replica_errors.Overloaded: HttpFace(429, "rate_limit_error", 1),
     replica_errors.ReplicaDraining: HttpFace(503, SERVER, 1),

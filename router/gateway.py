@@ -18,12 +18,17 @@ from registry.types import (
     Activation,
     AdapterManifest,
     AdapterRecord,
+    AdapterSource,
+    AuditPage,
     BaseSpec,
     CatalogDelta,
+    CollectReport,
     Event,
+    FleetTemplate,
     PushResult,
     ReplicaRecord,
     VersionState,
+    VersionStates,
 )
 from replica.messages import GenerateRequest, TokenChunk
 from router.admission import Admission
@@ -61,6 +66,10 @@ class RegistryClient(Protocol):
 
     async def push(self, name: str, files: Mapping[str, Path], *, owner: str, activate: bool) -> PushResult: ...
 
+    async def push_source(self, name: str, source: AdapterSource, *, owner: str, activate: bool) -> PushResult: ...
+
+    async def template(self) -> FleetTemplate: ...
+
     async def adapters(self) -> Sequence[AdapterRecord]: ...
 
     async def adapter(self, name: str) -> AdapterRecord: ...
@@ -75,13 +84,43 @@ class RegistryClient(Protocol):
 
     async def rollback(self, name: str, alias: str, *, actor: str) -> Activation: ...
 
-    async def retire(self, name: str, number: int | None, *, actor: str) -> AdapterRecord: ...
+    async def canary(
+        self, name: str, number: int, weight: float, *, alias: str, actor: str, expected_revision: int | None = None
+    ) -> Activation: ...
+
+    async def promote(
+        self, name: str, *, alias: str, actor: str, expected_revision: int | None = None
+    ) -> Activation: ...
+
+    async def halt(
+        self, name: str, *, alias: str, actor: str, expected_revision: int | None = None
+    ) -> AdapterRecord: ...
+
+    async def remove_alias(
+        self, name: str, alias: str, *, actor: str, expected_revision: int | None = None
+    ) -> AdapterRecord: ...
+
+    async def retire(
+        self, name: str, number: int | None, *, actor: str, deadline_s: float | None = None
+    ) -> AdapterRecord: ...
+
+    async def quarantine(self, name: str, number: int, *, actor: str, reason: str) -> AdapterRecord: ...
+
+    async def collect(self, *, actor: str, dry_run: bool) -> CollectReport: ...
+
+    async def version_states(self, name: str, number: int, unless: str | None, wait_s: float) -> VersionStates:
+        """Where a version is; waits up to `wait_s` for states whose etag is not `unless`."""
+        ...
+
+    async def audit(self, after: int, limit: int) -> AuditPage: ...
 
     async def activation(self, activation_id: int) -> Activation: ...
 
     async def wait_activation(self, activation_id: int, timeout_s: float) -> Activation: ...
 
-    async def events(self, after: int, limit: int) -> Sequence[Event]: ...
+    async def events(self, after: int, limit: int, wait_s: float = 0.0) -> Sequence[Event]:
+        """Changes after a revision; waits up to `wait_s` for the first of them."""
+        ...
 
     async def read_blob(self, sha256: str) -> bytes: ...
 
@@ -112,6 +151,7 @@ class Gateway:
         self._wall_clock = wall_clock
         self._tokenizer: BaseTokenizer | None = None
         self._applying = asyncio.Lock()
+        self._used: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Gateway(revision {self.catalog.revision}, {self.admission!r}, {self.placement!r})"
@@ -146,22 +186,33 @@ class Gateway:
         }
         return [name for name, part in parts.items() if not part]
 
-    async def chat_call(self, tenant: str, body: ChatBody) -> Call:
-        """Raises NotReady, ModelNotFound, BadRequest."""
-        binding = self._bind(tenant, body)
+    async def chat_call(self, tenant: str, body: ChatBody, sticky: str | None = None) -> Call:
+        """`sticky` is the client's own key for canaries. Raises NotReady, ModelNotFound, BadRequest."""
+        binding = self._bind(tenant, body, sticky)
         return await self._builder.chat(f"chatcmpl-{uuid.uuid4().hex}", self._now_s(), tenant, body, binding)
 
-    async def completion_call(self, tenant: str, body: CompletionBody) -> Call:
+    async def completion_call(self, tenant: str, body: CompletionBody, sticky: str | None = None) -> Call:
         """Raises NotReady, ModelNotFound, BadRequest."""
-        binding = self._bind(tenant, body)
+        binding = self._bind(tenant, body, sticky)
         return await self._builder.completion(f"cmpl-{uuid.uuid4().hex}", self._now_s(), tenant, body, binding)
 
-    def _bind(self, tenant: str, body: GenerationBody) -> Binding:
-        """Resolve the model once; whatever happens to its alias later, this call keeps the version."""
+    def _bind(self, tenant: str, body: GenerationBody, sticky: str | None) -> Binding:
+        """Resolve the model once; whatever happens to its alias later, this call keeps the version.
+
+        Under a canary the same key gets the same version: the client's own, else its `user`, else the tenant.
+        """
         base, tokenizer = self.catalog.base, self._tokenizer
         if base is None or tokenizer is None:
             raise NotReady("no replica has published its base model yet; retry later")
-        return Binding(self.catalog.resolve(tenant, body.model), base, tokenizer)
+        resolution = self.catalog.resolve(tenant, body.model, body.user if sticky is None else sticky)
+        if resolution.digest is not None:
+            self._used.add(resolution.digest)
+        return Binding(resolution, base, tokenizer)
+
+    def take_used(self) -> tuple[str, ...]:
+        """The digests that requests were resolved to since the last call."""
+        used, self._used = self._used, set()
+        return tuple(used)
 
     def _now_s(self) -> int:
         return int(self._wall_clock())

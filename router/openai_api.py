@@ -16,6 +16,9 @@ from router.parsing import parse_body, read_body
 from router.schemas import ChatBody, CompletionBody, GenerationBody
 from router.sse import EventStream, JsonAnswer
 
+STICKY_HEADER = "x-lorafleet-sticky"
+"""Requests with the same value get the same version while a canary stands."""
+
 
 class OpenAiApi:
     """Handlers over one gateway."""
@@ -32,12 +35,12 @@ class OpenAiApi:
 
     async def chat_completions(self, request: Request, caller: Principal) -> Response:
         body = parse_body(ChatBody, await self._read(request))
-        call = await self._gateway.chat_call(caller.tenant, body)
+        call = await self._gateway.chat_call(caller.tenant, body, request.headers.get(STICKY_HEADER))
         return self._respond(body, self._gateway.generation(call), ChatFormat(call))
 
     async def completions(self, request: Request, caller: Principal) -> Response:
         body = parse_body(CompletionBody, await self._read(request))
-        call = await self._gateway.completion_call(caller.tenant, body)
+        call = await self._gateway.completion_call(caller.tenant, body, request.headers.get(STICKY_HEADER))
         return self._respond(body, self._gateway.generation(call), CompletionFormat(call))
 
     async def _read(self, request: Request) -> bytes:

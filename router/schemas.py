@@ -12,7 +12,6 @@ from pydantic_core import PydanticCustomError
 INT64_MAX = 2**63 - 1
 
 HARMLESS = (
-    "user",
     "metadata",
     "safety_identifier",
     "prompt_cache_key",
@@ -185,6 +184,15 @@ class CompletionBody(GenerationBody):
     suffix: Unsupported = None
 
 
+class SourceBody(Body):
+    """POST /v1/adapters/{name}/versions with a JSON body."""
+
+    source: Annotated[str, Field(min_length=1, max_length=1024)]
+    revision: Annotated[str, Field(max_length=64)] | None = None
+    activate: bool = True
+    wait: bool = True
+
+
 class AliasBody(Body):
     """PUT /v1/adapters/{name}/aliases/{alias}."""
 
@@ -198,3 +206,40 @@ class RollbackBody(Body):
 
     alias: str = "live"
     wait: bool = True
+
+
+class CanaryBody(Body):
+    """POST /v1/adapters/{name}/canary."""
+
+    version: Annotated[int, Field(ge=1)]
+    weight: Annotated[float, Field(gt=0, le=1)]
+    alias: str = "live"
+    expected_revision: Annotated[int, Field(ge=0)] | None = None
+    wait: bool = True
+
+
+class PromoteBody(Body):
+    """POST /v1/adapters/{name}/promote."""
+
+    alias: str = "live"
+    expected_revision: Annotated[int, Field(ge=0)] | None = None
+    wait: bool = True
+
+
+class HaltBody(Body):
+    """POST /v1/adapters/{name}/halt."""
+
+    alias: str = "live"
+    expected_revision: Annotated[int, Field(ge=0)] | None = None
+
+
+class QuarantineBody(Body):
+    """POST /v1/adapters/{name}/versions/{number}/quarantine."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class CollectBody(Body):
+    """POST /v1/gc."""
+
+    dry_run: bool = False

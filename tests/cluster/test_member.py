@@ -24,6 +24,7 @@ class FakeStager:
         self.with_bytes: list[str] = []
         self.num_faults = 0
         self.alive = True
+        self.in_use: set[str] = set()
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -54,6 +55,9 @@ class FakeStager:
 
     def resident(self) -> tuple[str, ...]:
         return ()
+
+    def running(self) -> tuple[str, ...]:
+        return tuple(self.in_use)
 
     def is_alive(self) -> bool:
         return self.alive

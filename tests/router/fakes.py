@@ -5,17 +5,23 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from registry.errors import AdapterNotFound, RegistryUnavailable
+from registry.errors import AdapterNotFound, RegistryUnavailable, SourceNotFound
 from registry.types import (
     Activation,
     ActivationState,
     AdapterManifest,
     AdapterRecord,
+    AdapterSource,
+    AuditPage,
+    CollectReport,
     Event,
+    FleetTemplate,
     PushResult,
     ReplicaRecord,
+    TemplateRules,
     VersionRecord,
     VersionState,
+    VersionStates,
 )
 from replica.messages import GenerateRequest, TokenChunk
 
@@ -77,6 +83,7 @@ class FakeRegistry:
         self.calls: list[tuple[Any, ...]] = []
         self.pushed: list[dict[str, bytes]] = []
         self.push_error: Exception | None = None
+        self.sources: dict[str, Mapping[str, Path]] = {}
         self.reported: Sequence[ReplicaRecord] | None = None
         """What replicas last told the registry; None as in an outage."""
         self.end_state = ActivationState.DONE
@@ -90,6 +97,16 @@ class FakeRegistry:
         version = known or self._new_version(name, content, owner)
         activation = await self.activate(name, "live", version.number, actor=owner) if activate else None
         return PushResult(name=name, version=version, created=known is None, activation=activation)
+
+    async def push_source(self, name: str, source: AdapterSource, *, owner: str, activate: bool) -> PushResult:
+        """Content is by URL in `sources`."""
+        self.calls.append(("push_source", name, source.url, source.revision, owner, activate))
+        if source.url not in self.sources:
+            raise SourceNotFound(f"{source.url} does not exist")
+        return await self.push(name, self.sources[source.url], owner=owner, activate=activate)
+
+    async def template(self) -> FleetTemplate:
+        return FleetTemplate(rules=TemplateRules(ranks=(8,)), max_rank=64, targets=("q_proj",), base=None)
 
     def _new_version(self, name: str, content: bytes, owner: str) -> VersionRecord:
         record = self.records.get(name) or AdapterRecord(name=name, owner=owner, revision=1, created_at_s=1.0)
@@ -105,6 +122,12 @@ class FakeRegistry:
         self.contents[name, content] = version
         self.records[name] = record.model_copy(update={"versions": (*record.versions, version)})
         return version
+
+    def make_live(self, name: str, number: int) -> None:
+        """What `advance` does when every replica has a version."""
+        record = self.records[name]
+        changes = {"aliases": {**record.aliases, "live": number}, "revision": record.revision + 1}
+        self.records[name] = record.model_copy(update=changes)
 
     async def adapters(self) -> Sequence[AdapterRecord]:
         return tuple(self.records.values())
@@ -148,9 +171,50 @@ class FakeRegistry:
         self.calls.append(("rollback", name, alias, actor))
         return await self.activate(name, alias, 1, actor=actor)
 
-    async def retire(self, name: str, number: int | None, *, actor: str) -> AdapterRecord:
-        self.calls.append(("retire", name, number, actor))
+    async def canary(
+        self, name: str, number: int, weight: float, *, alias: str, actor: str, expected_revision: int | None = None
+    ) -> Activation:
+        self.calls.append(("canary", name, number, weight, alias, actor, expected_revision))
+        return await self.activate(name, alias, number, actor=actor)
+
+    async def promote(self, name: str, *, alias: str, actor: str, expected_revision: int | None = None) -> Activation:
+        self.calls.append(("promote", name, alias, actor, expected_revision))
+        return await self.activate(name, alias, 1, actor=actor)
+
+    async def halt(self, name: str, *, alias: str, actor: str, expected_revision: int | None = None) -> AdapterRecord:
+        self.calls.append(("halt", name, alias, actor, expected_revision))
         return await self.adapter(name)
+
+    async def remove_alias(
+        self, name: str, alias: str, *, actor: str, expected_revision: int | None = None
+    ) -> AdapterRecord:
+        self.calls.append(("remove_alias", name, alias, actor, expected_revision))
+        return await self.adapter(name)
+
+    async def retire(
+        self, name: str, number: int | None, *, actor: str, deadline_s: float | None = None
+    ) -> AdapterRecord:
+        self.calls.append(("retire", name, number, actor, deadline_s))
+        return await self.adapter(name)
+
+    async def quarantine(self, name: str, number: int, *, actor: str, reason: str) -> AdapterRecord:
+        self.calls.append(("quarantine", name, number, actor, reason))
+        return await self.adapter(name)
+
+    async def collect(self, *, actor: str, dry_run: bool) -> CollectReport:
+        self.calls.append(("collect", actor, dry_run))
+        return CollectReport(dry_run=dry_run, items=(), freed_bytes=0)
+
+    async def version_states(self, name: str, number: int, unless: str | None, wait_s: float) -> VersionStates:
+        self.calls.append(("version_states", name, number, unless, wait_s))
+        version = (await self.adapter(name)).version(number)
+        if version is None:
+            raise AdapterNotFound(f"adapter {name!r} has no version {number}")
+        return VersionStates(version=version, replicas=(), etag="e")
+
+    async def audit(self, after: int, limit: int) -> AuditPage:
+        self.calls.append(("audit", after, limit))
+        return AuditPage(entries=(), head_revision=0, head_hash="0" * 64)
 
     async def activation(self, activation_id: int) -> Activation:
         if not 1 <= activation_id <= len(self.activations):
@@ -165,7 +229,7 @@ class FakeRegistry:
         self.activations[activation_id - 1] = ended
         return ended
 
-    async def events(self, after: int, limit: int) -> Sequence[Event]:
+    async def events(self, after: int, limit: int, wait_s: float = 0.0) -> Sequence[Event]:
         every = [Event(revision=i + 1, at_s=float(i), kind="push", actor="default") for i in range(10)]
         return tuple(event for event in every if event.revision > after)[:limit]
 

@@ -192,7 +192,7 @@ async def test_upload_limits(files: dict[str, bytes], status: int, code: str, me
 @pytest.mark.parametrize(
     ("kind", "content", "message"),
     [
-        ("application/json", b"{}", "multipart/form-data"),
+        ("text/plain", b"{}", "multipart/form-data"),
         ("", b"", "multipart/form-data"),
         ("multipart/form-data", b"", "multipart/form-data"),
         ("multipart/form-data; boundary=b", b"", "ends before its last boundary"),
@@ -309,8 +309,8 @@ async def test_retire_of_a_version_or_of_everything() -> None:
         assert (await stack.http.delete("/v1/adapters/support/versions/1")).status_code == 200
         assert (await stack.http.delete("/v1/adapters/support")).json()["name"] == "support"
         assert [call for call in stack.registry.calls if call[0] == "retire"] == [
-            ("retire", "support", 1, "default"),
-            ("retire", "support", None, "default"),
+            ("retire", "support", 1, "default", None),
+            ("retire", "support", None, "default", None),
         ]
         assert (await stack.http.delete("/v1/adapters/nobody")).status_code == 404
 
@@ -363,12 +363,23 @@ ROUTES = {
     ("DELETE", "/v1/adapters/{name:path}/versions/{number}", Scope.UPLOAD),
     ("PUT", "/v1/adapters/{name:path}/aliases/{alias}", Scope.UPLOAD),
     ("POST", "/v1/adapters/{name:path}/rollback", Scope.UPLOAD),
+    ("GET", "/v1/template", Scope.UPLOAD),
+    ("POST", "/v1/load_lora_adapter", Scope.UPLOAD),
+    ("POST", "/v1/unload_lora_adapter", Scope.UPLOAD),
     ("GET", "/v1/adapters", Scope.UPLOAD),
     ("GET", "/v1/adapters/{name:path}", Scope.UPLOAD),
     ("DELETE", "/v1/adapters/{name:path}", Scope.UPLOAD),
     ("GET", "/v1/replicas", Scope.ADMIN),
     ("GET", "/v1/events", Scope.ADMIN),
     ("GET", "/v1/activations/{activation_id}", Scope.UPLOAD),
+    ("GET", "/v1/adapters/{name:path}/versions/{number}/replicas", Scope.UPLOAD),
+    ("POST", "/v1/adapters/{name:path}/versions/{number}/quarantine", Scope.ADMIN),
+    ("DELETE", "/v1/adapters/{name:path}/aliases/{alias}", Scope.UPLOAD),
+    ("POST", "/v1/adapters/{name:path}/canary", Scope.UPLOAD),
+    ("POST", "/v1/adapters/{name:path}/promote", Scope.UPLOAD),
+    ("POST", "/v1/adapters/{name:path}/halt", Scope.UPLOAD),
+    ("GET", "/v1/audit", Scope.ADMIN),
+    ("POST", "/v1/gc", Scope.ADMIN),
     ("GET", "/health", None),
     ("GET", "/ready", None),
     ("GET", "/metrics", None),

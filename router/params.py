@@ -1,0 +1,71 @@
+"""What the control endpoints read from a path and a query, checked before anything is done with it."""
+
+import re
+from typing import Any
+
+from starlette.requests import Request
+
+from registry.types import ALIAS_PATTERN, LIVE_ALIAS, is_adapter_name
+from router.errors import BadRequest, InvalidName
+
+MAX_DIGITS = 12
+
+
+def adapter_name(request: Request) -> str:
+    """The path's adapter name; raises InvalidName."""
+    return check_adapter_name(str(request.path_params["name"]))
+
+
+def check_adapter_name(name: str) -> str:
+    """Raises InvalidName for anything outside the grammar, path-like names above all."""
+    if not is_adapter_name(name):
+        raise InvalidName(
+            f"adapter name {name[:80]!r} is not allowed; allowed: 1 to 64 letters, digits, '.', '_' and '-', "
+            "a letter or digit at both ends, no '..'",
+            "name",
+        )
+    return name
+
+
+def alias_name(alias: str) -> str:
+    if re.fullmatch(ALIAS_PATTERN[1:-1], alias) is None:
+        raise InvalidName(
+            f"alias {alias[:80]!r} is not allowed; allowed: 1 to 32 lower-case letters, digits, '_' and '-', "
+            f"a letter first (the default alias is {LIVE_ALIAS!r})",
+            "alias",
+        )
+    return alias
+
+
+def version_number(request: Request) -> int:
+    return digits(request.path_params["number"], "version")
+
+
+def digits(text: str, param: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
+        raise BadRequest(f"{param} is {text[:80]!r}; allowed: a whole number", param)
+    return int(text)
+
+
+def query_int(request: Request, param: str, default: int) -> int:
+    text = request.query_params.get(param)
+    return default if text is None else digits(text, param)
+
+
+def query_seconds(request: Request, param: str) -> float:
+    text = request.query_params.get(param, "0")
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text, re.ASCII) is None:
+        raise BadRequest(f"{param} is {text[:80]!r}; allowed: seconds, 0 or more", param)
+    return float(text)
+
+
+def flags_of(given: Any, defaults: dict[str, bool]) -> dict[str, bool]:
+    """Boolean parameters by name; raises BadRequest for unknown names and values."""
+    flags = dict(defaults)
+    for name, text in given.items():
+        if name not in defaults:
+            raise BadRequest(f"unknown parameter: '{name[:80]}'", name[:80], "unknown_parameter")
+        if text not in ("true", "false"):
+            raise BadRequest(f"{name} is {text[:80]!r}; allowed: 'true' or 'false'", name)
+        flags[name] = text == "true"
+    return flags
