@@ -4,6 +4,7 @@ ReplicaError
 ├── InvalidRequest        the request can never be served as it stands (sampling, prompt length, token ids)
 ├── UnknownAdapter        the digest was never staged here and no source has it
 ├── AdapterUnavailable    staging or loading the adapter failed; only the requests that want it fail
+├── AdapterWithdrawn      the version was taken out of service: retired and past its deadline, or quarantined
 ├── AdapterTooLarge       the adapter can never fit the slot arena or the host cache
 ├── Overloaded            the waiting queue is full
 ├── ReplicaDraining       the replica takes no new work
@@ -36,6 +37,10 @@ class UnknownAdapter(ReplicaError):
 
 class AdapterUnavailable(ReplicaError):
     code = "adapter_unavailable"
+
+
+class AdapterWithdrawn(ReplicaError):
+    code = "adapter_withdrawn"
 
 
 class AdapterTooLarge(ReplicaError):

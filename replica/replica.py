@@ -12,7 +12,7 @@ from replica.adapters.cache import AdapterCache
 from replica.adapters.node_store import BlobSource, NodeStore
 from replica.config import MIB, ModelConfig, ReplicaConfig, SchedulerConfig
 from replica.engine import Engine
-from replica.errors import EngineDead, OutOfMemory, ReplicaDraining, UnknownAdapter
+from replica.errors import AdapterWithdrawn, EngineDead, OutOfMemory, ReplicaDraining, UnknownAdapter
 from replica.limits import RequestLimits
 from replica.messages import GenerateRequest, ReplicaStatus, TokenChunk
 from replica.metrics import ReplicaMetrics, StateCollector
@@ -25,6 +25,8 @@ STALL_S = 60.0
 """Without a step for this long although there is work, a replica counts as dead."""
 
 ABORT_GRACE_S = 10.0
+MAX_WITHDRAWN = 10_000
+"""Versions that are remembered as withdrawn, so that a late request gets the right error."""
 
 
 class Model(StepModel, Protocol):
@@ -67,6 +69,7 @@ class Replica:
         self._metrics = ReplicaMetrics()
         self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopOutbox] = weakref.WeakKeyDictionary()
         self._engine: Engine | None = None
+        self._withdrawn: dict[str, None] = {}
 
     def __repr__(self) -> str:
         return f"Replica({self._config.model.base}, {self._engine})"
@@ -119,15 +122,19 @@ class Replica:
     def submit(self, request: GenerateRequest, outbox: Outbox) -> None:
         """Queue a request; its chunks go to `outbox`, the last one of each choice with a finish reason.
 
-        Raises InvalidRequest, UnknownAdapter, Overloaded, ReplicaDraining, EngineDead.
+        Raises InvalidRequest, UnknownAdapter, AdapterWithdrawn, Overloaded, ReplicaDraining, EngineDead.
         """
         engine = self.engine
         self._limits.check(request)
         if request.adapter is not None:
+            if request.adapter in self._withdrawn:
+                raise _withdrawn(request.adapter)
             if not self._store.knows(request.adapter):
                 raise UnknownAdapter(f"adapter {request.adapter} was never staged on this replica's node")
             self._cache.prefetch(request.adapter)
         engine.submit(request, outbox)
+        if request.adapter in self._withdrawn:  # it was withdrawn between the look and the queue
+            engine.abort_adapter(request.adapter, _withdrawn(request.adapter))
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one choice of it, within two steps. An unknown or ended one is left alone."""
@@ -160,6 +167,7 @@ class Replica:
     async def stage(self, manifest: AdapterManifest) -> None:
         """Bring a version's bytes onto the node, on another thread. Raises AdapterTooLarge, AdapterUnavailable."""
         self._cache.check_fits(manifest)
+        self._withdrawn.pop(manifest.digest, None)
         await asyncio.to_thread(self._store.stage, manifest)
 
     async def remember(self, manifest: AdapterManifest) -> None:
@@ -168,10 +176,15 @@ class Replica:
         Raises AdapterTooLarge, AdapterUnavailable.
         """
         self._cache.check_fits(manifest)
+        self._withdrawn.pop(manifest.digest, None)
         await asyncio.to_thread(self._store.remember, manifest)
 
     def forget(self, digest: str) -> None:
-        """Drop a version from all tiers; requests that run on it keep it to their end."""
+        """Drop a version from all tiers; requests that wait for it or run on it end with AdapterWithdrawn."""
+        self._withdrawn[digest] = None
+        while len(self._withdrawn) > MAX_WITHDRAWN:
+            del self._withdrawn[next(iter(self._withdrawn))]
+        self.engine.abort_adapter(digest, _withdrawn(digest))
         self._store.forget(digest)
         self._cache.forget(digest)
 
@@ -182,6 +195,10 @@ class Replica:
     def held(self) -> tuple[str, ...]:
         """The digests whose bytes are on the node at this moment."""
         return self._store.staged()
+
+    def running(self) -> tuple[str, ...]:
+        """The digests that requests wait for or run on at this moment."""
+        return tuple(self.engine.adapters_in_use())
 
     def resident(self) -> tuple[str, ...]:
         """The digests that are in a slot at this moment."""
@@ -235,6 +252,10 @@ class Replica:
         if self._engine is not None:
             self._engine.close()
             self._cache.close()
+
+
+def _withdrawn(digest: str) -> AdapterWithdrawn:
+    return AdapterWithdrawn(f"adapter version {digest[:12]} was taken out of service")
 
 
 def _num_kv_blocks(model: Model, config: SchedulerConfig) -> int:

@@ -59,8 +59,38 @@ class LocalRegistry:
     async def rollback(self, name: str, alias: str, *, actor: str) -> Any:
         return await self._change("rollback", name, alias, actor=actor)
 
-    async def retire(self, name: str, number: int | None, *, actor: str) -> Any:
-        return await self._change("retire", name, number, actor=actor)
+    async def canary(self, name: str, number: int, weight: float, **details: Any) -> Any:
+        return await self._change("canary", name, number, weight, **details)
+
+    async def promote(self, name: str, **details: Any) -> Any:
+        return await self._change("promote", name, **details)
+
+    async def halt(self, name: str, **details: Any) -> Any:
+        return await self._change("halt", name, **details)
+
+    async def remove_alias(self, name: str, alias: str, **details: Any) -> Any:
+        return await self._change("remove_alias", name, alias, **details)
+
+    async def push_source(self, name: str, source: Any, *, owner: str, activate: bool) -> Any:
+        return await self._change("push_source", name, source, owner=owner, activate=activate)
+
+    async def template(self) -> Any:
+        return await asyncio.to_thread(self.registry.template)
+
+    async def retire(self, name: str, number: int | None, *, actor: str, deadline_s: float | None = None) -> Any:
+        return await self._change("retire", name, number, actor=actor, deadline_s=deadline_s)
+
+    async def quarantine(self, name: str, number: int, *, actor: str, reason: str) -> Any:
+        return await self._change("quarantine", name, number, actor=actor, reason=reason)
+
+    async def collect(self, *, actor: str, dry_run: bool) -> Any:
+        return await self._change("collect", actor=actor, dry_run=dry_run)
+
+    async def version_states(self, name: str, number: int, unless: str | None, wait_s: float) -> Any:
+        return await self.watcher.wait_states(name, number, unless, wait_s)
+
+    async def audit(self, after: int, limit: int) -> Any:
+        return await asyncio.to_thread(self.registry.audit, after, limit)
 
     async def activation(self, activation_id: int) -> Any:
         return await asyncio.to_thread(self.registry.activation, activation_id)
@@ -68,8 +98,8 @@ class LocalRegistry:
     async def wait_activation(self, activation_id: int, timeout_s: float) -> Any:
         return await self.watcher.wait_activation(activation_id, timeout_s)
 
-    async def events(self, after: int, limit: int) -> Any:
-        return await asyncio.to_thread(self.registry.events, after, limit)
+    async def events(self, after: int, limit: int, wait_s: float = 0.0) -> Any:
+        return await self.watcher.wait_events(after, limit, wait_s)
 
     async def read_blob(self, sha256: str) -> bytes:
         size = self.registry.blobs.size(sha256)

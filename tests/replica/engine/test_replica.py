@@ -19,6 +19,7 @@ from replica.config import AdapterCacheConfig, ModelConfig, ReplicaConfig, Sched
 from replica.errors import (
     AdapterTooLarge,
     AdapterUnavailable,
+    AdapterWithdrawn,
     EngineDead,
     InvalidRequest,
     OutOfMemory,
@@ -223,17 +224,35 @@ async def test_an_id_in_use_is_refused_and_leaves_its_owner_alone(staged: Replic
     assert sum(len(chunk.token_ids) for chunk in (*head, *rest)) == 30
 
 
-async def test_forgetting_an_adapter_lets_its_requests_end(staged: Replica, adapters: Adapters) -> None:
+async def test_forgetting_an_adapter_ends_its_requests_and_no_others(staged: Replica, adapters: Adapters) -> None:
     digest = adapters.digest("all")
     assert digest is not None
-    stream = staged.generate(make_request("a", PROMPTS[0], NUM_TOKENS, adapter=digest))
-    chunks = list(await anext(stream))
+    other = asyncio.create_task(text_of(staged, make_request("base", PROMPTS[0], NUM_TOKENS)))
+    stream = staged.generate(make_request("a", PROMPTS[0], 200, adapter=digest, n=2, ignore_eos=True))
+    await anext(stream)
+    assert staged.running() == (digest,)
     staged.forget(digest)
-    chunks += [chunk async for some in stream for chunk in some]
-    assert [token for chunk in chunks for token in chunk.token_ids] == reference(adapters, "all", PROMPTS[0])
+    ends = [chunk for some in [some async for some in stream] for chunk in some if chunk.finish_reason is not None]
+    assert sorted(chunk.index for chunk in ends) == [0, 1]
+    assert {type(chunk.error) for chunk in ends} == {AdapterWithdrawn}
+    assert await other == reference(adapters, None, PROMPTS[0])
     assert digest not in staged.staged()
-    with pytest.raises(UnknownAdapter):
+    assert staged.running() == ()
+    with pytest.raises(AdapterWithdrawn):
         await collect(staged, make_request("b", [1], adapter=digest))
+    staged.check_integrity()
+
+
+async def test_adapter_that_was_forgotten_is_served_again_when_it_is_staged_again(
+    staged: Replica, adapters: Adapters
+) -> None:
+    digest = adapters.digest("all")
+    assert digest is not None
+    staged.forget(digest)
+    await staged.stage(adapters.manifests["all"])
+    assert await text_of(staged, make_request("a", PROMPTS[0], NUM_TOKENS, adapter=digest)) == reference(
+        adapters, "all", PROMPTS[0]
+    )
 
 
 async def test_an_adapter_gets_a_slot_although_others_are_in_constant_use(adapters: Adapters, tmp_path: Path) -> None:
