@@ -10,14 +10,18 @@ import torch
 from registry.types import AdapterManifest, BaseSpec
 from replica.adapters.cache import AdapterCache
 from replica.adapters.node_store import BlobSource, NodeStore
-from replica.config import MIB, ModelConfig, ReplicaConfig, SchedulerConfig
+from replica.adapters.slot_tables import SlotTables
+from replica.config import MIB, ModelConfig, ReplicaConfig
 from replica.engine import Engine
-from replica.errors import AdapterWithdrawn, EngineDead, OutOfMemory, ReplicaDraining, UnknownAdapter
+from replica.errors import AdapterWithdrawn, EngineDead, ReplicaDraining, UnknownAdapter
 from replica.limits import RequestLimits
+from replica.memory_plan import asked_kv_blocks
+from replica.memory_profile import CudaMemory, DeviceMemory, fit_kv_blocks
 from replica.messages import GenerateRequest, ReplicaStatus, TokenChunk
 from replica.metrics import ReplicaMetrics, StateCollector
 from replica.model.base_model import BaseModel
 from replica.model.batch import Site
+from replica.model.device_runner import StepLimits
 from replica.outbox import LoopOutbox, Outbox, take_all
 from replica.step import StepModel
 
@@ -25,6 +29,10 @@ STALL_S = 60.0
 """Without a step for this long although there is work, a replica counts as dead."""
 
 ABORT_GRACE_S = 10.0
+
+CPU_KV_BYTES = 512 * MIB
+"""The KV cache on a CPU when the configuration leaves it open."""
+
 MAX_WITHDRAWN = 10_000
 """Versions that are remembered as withdrawn, so that a late request gets the right error."""
 
@@ -44,6 +52,11 @@ class Model(StepModel, Protocol):
     def vocab_size(self) -> int: ...
     def kv_bytes_per_block(self, block_size: int) -> int: ...
     def allocate_kv(self, num_blocks: int, block_size: int) -> None: ...
+    def attach_adapters(self, memory: torch.Tensor, tables: SlotTables, max_rank: int) -> None:
+        """Let steps read adapters from the slots of an arena."""
+
+    def prepare(self, limits: StepLimits) -> object:
+        """Get ready for the largest steps there will be; after the cache and the adapters. Raises OutOfMemory."""
 
 
 class Replica:
@@ -60,11 +73,13 @@ class Replica:
         on_fatal: Callable[[BaseException], None] | None = None,
         model_loader: Callable[[ModelConfig], Model] = BaseModel.load,
         stall_s: float = STALL_S,
+        device_memory: Callable[[torch.device], DeviceMemory | None] | None = None,
     ) -> None:
         self._config = config
         self._on_fatal = on_fatal
         self._model_loader = model_loader
         self._stall_s = stall_s
+        self._device_memory = device_memory or cuda_memory
         self._store = NodeStore(config.adapters.node_store, source, config.adapters.node_store_bytes)
         self._metrics = ReplicaMetrics()
         self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopOutbox] = weakref.WeakKeyDictionary()
@@ -80,12 +95,15 @@ class Replica:
         Raises ModelError for a base that cannot be served and OutOfMemory for one that does not fit.
         """
         model = self._model_loader(self._config.model)
-        num_blocks = _num_kv_blocks(model, self._config.scheduler)
-        block_size = self._config.scheduler.block_size
-        model.allocate_kv(num_blocks, block_size)
         self._cache = AdapterCache.build(
             self._config.adapters, self._store, model.sites, model.device, model.dtype, observer=self._metrics
         )
+        try:
+            num_blocks = self._prepare(model)
+        except BaseException:
+            self._cache.close()
+            raise
+        block_size = self._config.scheduler.block_size
         self._limits = RequestLimits(model.vocab_size, model.context_length, num_blocks, block_size)
         self._engine = self._start(model, num_blocks)
         # What one sequence can ever hold here; clients that leave max_tokens out get the rest of it.
@@ -93,6 +111,20 @@ class Replica:
         self.spec = model.spec.model_copy(update={"context_length": context_length})
         self.tokenizer_json = model.tokenizer_json
         return self.spec
+
+    def _prepare(self, model: Model) -> int:
+        """Give the model its KV cache, sized by what is left beside the largest steps, and get it ready for those."""
+        config, arena, max_rank = self._config.scheduler, self._cache.arena, self._config.adapters.max_rank
+        block_bytes = model.kv_bytes_per_block(config.block_size)
+        num_blocks = asked_kv_blocks(block_bytes, config, default_bytes=CPU_KV_BYTES)
+        assert num_blocks is not None
+        memory = self._device_memory(model.device)
+        if memory is not None:
+            num_blocks = fit_kv_blocks(model, arena, max_rank, config, memory)
+        model.allocate_kv(num_blocks, config.block_size)
+        model.attach_adapters(arena.memory, arena.tables, max_rank)
+        model.prepare(StepLimits(config.max_batch_tokens, config.max_num_seqs))
+        return num_blocks
 
     def _start(self, model: Model, num_blocks: int) -> Engine:
         engine = Engine(
@@ -258,12 +290,6 @@ def _withdrawn(digest: str) -> AdapterWithdrawn:
     return AdapterWithdrawn(f"adapter version {digest[:12]} was taken out of service")
 
 
-def _num_kv_blocks(model: Model, config: SchedulerConfig) -> int:
-    if config.num_kv_blocks is not None:
-        return config.num_kv_blocks
-    num_bytes = model.kv_bytes_per_block(config.block_size)
-    kv_bytes = config.kv_bytes or 512 * MIB
-    num_blocks = kv_bytes // num_bytes
-    if num_blocks < 1:
-        raise OutOfMemory(f"scheduler.kv_bytes is {kv_bytes}; one KV block takes {num_bytes} bytes")
-    return num_blocks
+def cuda_memory(device: torch.device) -> DeviceMemory | None:
+    """The memory to divide; None on a CPU, where the KV cache is as large as the configuration says."""
+    return CudaMemory(device) if device.type == "cuda" else None

@@ -9,10 +9,12 @@ import numpy as np
 import torch
 
 from registry.types import BaseSpec
+from replica.adapters.slot_tables import SlotTables
 from replica.config import ModelConfig
 from replica.errors import AdapterUnavailable, UnknownAdapter
 from replica.messages import TokenChunk
 from replica.model.batch import ForwardBatch, LoraPair, SequenceSpan, Site
+from replica.model.device_runner import StepLimits
 
 VOCAB_SIZE = 50
 EOS_ID = 49
@@ -65,6 +67,12 @@ class FakeModel:
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
+
+    def attach_adapters(self, memory: torch.Tensor, tables: SlotTables, max_rank: int) -> None:
+        """Segments bring all."""
+
+    def prepare(self, limits: StepLimits) -> None:
+        """There is nothing to compile."""
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         if self.error is not None:
@@ -157,6 +165,12 @@ class PacedModel:
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         """Nothing is kept."""
+
+    def attach_adapters(self, memory: torch.Tensor, tables: SlotTables, max_rank: int) -> None:
+        """Adapters cost nothing."""
+
+    def prepare(self, limits: StepLimits) -> None:
+        """There is nothing to compile."""
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         time.sleep(self._step_s + self._token_s * batch.token_ids.shape[0])

@@ -12,6 +12,7 @@ import torch
 from replica.adapters.extents import ExtentMap, Move
 from replica.adapters.slot_tables import SlotTables
 from replica.adapters.weights import ImageLayout, alignment_elements, view_pairs
+from replica.errors import OutOfMemory
 from replica.model.batch import LoraPair
 
 _BOUNCE_ELEMENTS = 1 << 20
@@ -38,6 +39,7 @@ class SlotArena:
     """`num_slots` slots over `arena_bytes` of `device` memory; both limits hold.
 
     An image takes its `num_bytes`, a multiple of 128, and nothing more: a budget of exactly one image holds it.
+    Raises OutOfMemory when the device cannot hold the arena.
     """
 
     def __init__(
@@ -45,7 +47,10 @@ class SlotArena:
     ) -> None:
         alignment = alignment_elements(dtype)
         capacity = arena_bytes // dtype.itemsize // alignment * alignment
-        self.memory = torch.zeros(capacity, dtype=dtype, device=device)
+        try:
+            self.memory = torch.zeros(capacity, dtype=dtype, device=device)
+        except (RuntimeError, MemoryError) as error:
+            raise OutOfMemory(f"adapters.arena_bytes is {arena_bytes}; {device} cannot hold them: {error}") from error
         self.tables = SlotTables(num_slots, num_sites, device)
         self._extents = ExtentMap(capacity)
         self._slots = [_Slot() for _ in range(num_slots)]

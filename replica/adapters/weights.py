@@ -4,7 +4,7 @@ An image has the adapter's true ranks and only the modules it touches, each tens
 base model's dtype. One copy brings it into a slot. Knows nothing of where images are kept.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -104,6 +104,16 @@ def plan_layout(manifest: AdapterManifest, sites: Mapping[str, Site], dtype: tor
     return ImageLayout(dtype, places, offsets.end)
 
 
+def largest_layout(sites: Iterable[Site], dtype: torch.dtype, max_elements: int, max_rank: int) -> ImageLayout:
+    """The layout of an adapter of all sites with the largest rank that fits; empty when none does. Pure."""
+    for rank in range(max_rank, 0, -1):
+        offsets = _Offsets(alignment_elements(dtype))
+        places = tuple(_place_at(site, rank, 1.0, offsets) for site in sites)
+        if offsets.end <= max_elements:
+            return ImageLayout(dtype, places, offsets.end)
+    return ImageLayout(dtype, (), 0)
+
+
 class _Offsets:
     """Hands out aligned offsets one after the other."""
 
@@ -118,15 +128,19 @@ class _Offsets:
 
 
 def _place(module: ModuleLora, site: Site, offsets: _Offsets) -> PairPlace:
+    return _place_at(site, module.rank, module.scale, offsets)
+
+
+def _place_at(site: Site, rank: int, scale: float, offsets: _Offsets) -> PairPlace:
     return PairPlace(
         site=site.index,
         path=site.path,
-        rank=module.rank,
+        rank=rank,
         in_features=site.in_features,
         out_features=site.out_features,
-        a_offset=offsets.take(module.rank * site.in_features),
-        b_offset=offsets.take(site.out_features * module.rank),
-        scale=module.scale,
+        a_offset=offsets.take(rank * site.in_features),
+        b_offset=offsets.take(site.out_features * rank),
+        scale=scale,
     )
 
 
@@ -163,6 +177,11 @@ class _Views(Mapping[int, LoraPair]):
 
     def __getitem__(self, site: int) -> LoraPair:
         return _view(self._memory, self._start, self._places[site])
+
+    @cached_property
+    def max_rank(self) -> int:
+        """The largest rank of any pair, without making a view."""
+        return max((place.rank for place in self._layout.places), default=0)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._places)
