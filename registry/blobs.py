@@ -10,7 +10,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -66,6 +66,34 @@ class BlobStore:
             return self._put_local(io.BytesIO(data))
         self._fs.pipe_file(self._path(sha256), data)
         return sha256
+
+    def put_stream(self, pieces: Iterable[bytes], sha256: str) -> None:
+        """Store what the pieces make together. Raises ValueError, and stores nothing, when that is not `sha256`."""
+        path = self._path(sha256)
+        aside = f"{self._root}/tmp-{uuid.uuid4().hex}"
+        digest = hashlib.sha256()
+        try:
+            with self._fs.open(aside, "wb") as target:
+                for piece in pieces:
+                    digest.update(piece)
+                    target.write(piece)
+            if digest.hexdigest() != sha256:
+                raise ValueError(f"the bytes of blob {sha256[:12]} do not match it")
+            self._publish(aside, path)
+        finally:
+            if self._fs.exists(aside):
+                self._fs.rm_file(aside)
+
+    def _publish(self, aside: str, path: str) -> None:
+        """Give whole bytes their name; on a local folder they are on the disk first."""
+        if not self._is_local:
+            self._fs.mv(aside, path)
+            return
+        with Path(aside).open("rb") as written:
+            os.fsync(written.fileno())
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(aside).replace(path)
+        _sync_folder(Path(path).parent)
 
     def read(self, sha256: str, offset: int, length: int) -> bytes:
         """At most `length` bytes from `offset`; fewer at the end. Raises BlobNotFound."""

@@ -158,11 +158,8 @@ def _retire(tx: Transaction, adapter: AdapterRecord, item: CollectItem, actor: s
 
 def _needed_blobs(connection: Connection, only: str | None = None) -> frozenset[str]:
     """The blobs that versions and the base's tokenizer need; with `only`, at most that one."""
-    needed = select(v.digest).where(v.state != VersionState.COLLECTED)
-    query = select(m.blob_sha256).where(m.digest.in_(needed))
-    found = set(connection.execute(query if only is None else query.where(m.blob_sha256 == only)).scalars())
     base = records.base_spec(connection)
-    return frozenset(found | ({base.tokenizer_sha256} if base is not None else set()))
+    return records.needed_blobs(connection, only) | ({base.tokenizer_sha256} if base is not None else set())
 
 
 def _holders(adapter: AdapterRecord, row: AnyRow, replicas: Iterable[ReplicaRecord]) -> list[str]:

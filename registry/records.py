@@ -86,6 +86,14 @@ def activation(connection: Connection, activation_id: int) -> Activation:
     return Activation.model_validate({**columns, "waiting_for": _waiting_for(connection, row)})
 
 
+def needed_blobs(connection: Connection, only: str | None = None) -> frozenset[str]:
+    """The blobs that versions need; with `only`, at most that one."""
+    m, v = tables.manifests.c, tables.versions.c
+    held = select(v.digest).where(v.state != VersionState.COLLECTED)
+    query = select(m.blob_sha256).where(m.digest.in_(held))
+    return frozenset(connection.execute(query if only is None else query.where(m.blob_sha256 == only)).scalars())
+
+
 def events(connection: Connection, after: int, limit: int) -> tuple[Event, ...]:
     where = tables.events.c.revision > after
     columns = [tables.events.c[name] for name in Event.model_fields]

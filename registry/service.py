@@ -13,6 +13,7 @@ from sqlalchemy.engine import make_url
 from registry import (
     activations,
     archives,
+    backup,
     collect,
     draining,
     integrity,
@@ -26,6 +27,7 @@ from registry import (
 )
 from registry.adapter_files import weights_path
 from registry.adapter_format import read_adapter
+from registry.backup import Snapshot
 from registry.blobs import BlobStore
 from registry.config import RegistryConfig
 from registry.database import Database
@@ -401,6 +403,16 @@ class Registry:
         With `dry_run` change nothing and say what would go. May run in several registries at once.
         """
         return collect.Collector(self._database, self.blobs, self.config.retention).run(actor=actor, dry_run=dry_run)
+
+    def backup(self, url: str) -> tuple[str, Snapshot]:
+        """Copy rows and bytes to a folder or fsspec URL while the registry runs on; returns the snapshot's name and
+        contents. Raises BackupFailed, AuditBroken.
+        """
+        return backup.backup(self._database, self.blobs, backup.BackupStore(url))
+
+    def restore(self, url: str, name: str | None = None) -> Snapshot:
+        """Fill this registry, which must be empty, from a backup's newest (or named) snapshot. Raises BackupFailed."""
+        return backup.restore(self._database, self.blobs, backup.BackupStore(url), name)
 
     def check_integrity(self) -> None:
         """Raise RegistryError naming every invariant of the stored data that does not hold."""
