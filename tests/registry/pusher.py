@@ -4,13 +4,11 @@ import sys
 import time
 from pathlib import Path
 
-from registry.config import RegistryConfig
-from registry.service import Registry
-from tests.registry.uploads import make_base, plain_upload
+from tests.registry.uploads import make_base, open_registry, plain_upload
 
 
 def main(folder: Path, first_seed: int) -> None:
-    registry = Registry.open(RegistryConfig(data_dir=folder / "data"), time.time)
+    registry = open_registry(folder / "data", time.time)
     base = make_base()
     registry.publish_base(base, actor="pusher")
     for seed in range(first_seed, first_seed + 100_000):

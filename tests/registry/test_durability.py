@@ -7,11 +7,14 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from registry.service import Registry
 from registry.types import PushResult
 from tests.registry.uploads import make_base, open_registry, plain_upload
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("backend")
 BASE = make_base()
 
 

@@ -29,6 +29,7 @@ from tests.registry.uploads import (
     write_upload,
 )
 
+pytestmark = pytest.mark.usefixtures("backend")
 BASE = make_base()
 
 
@@ -614,5 +615,6 @@ def test_database_in_memory_is_refused(url: str) -> None:
 
 
 def test_registry_can_be_seen(setup: Setup) -> None:
-    assert "registry.db" in repr(setup.registry)
+    assert "Pool" in repr(setup.registry)
+    assert "blobs" in repr(setup.registry)
     assert isinstance(setup.registry, Registry)

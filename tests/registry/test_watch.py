@@ -14,6 +14,7 @@ from registry.types import ActivationState
 from registry.watch import Watch
 from tests.registry.uploads import make_base, open_registry, plain_upload
 
+pytestmark = pytest.mark.usefixtures("backend")
 BASE = make_base()
 
 

@@ -2,12 +2,16 @@
 
 import hashlib
 import json
+import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sqlalchemy import NullPool, create_engine, make_url, text
+from sqlalchemy.exc import IntegrityError
 
 from registry.config import RegistryConfig
 from registry.digest import canonical_json
@@ -165,5 +169,22 @@ class Clock:
         return self.now_s
 
 
-def open_registry(folder: Path, clock: Clock | None = None, **settings: Any) -> Registry:
+POSTGRES_VARIABLE = "TEST_POSTGRES_URL"
+"""When it names a server, registries of tests keep their rows there, each folder in a schema of its own."""
+
+
+def open_registry(folder: Path, clock: Callable[[], float] | None = None, **settings: Any) -> Registry:
+    """A registry in `folder`; opened twice, two registries over the same rows and blobs."""
+    server = os.environ.get(POSTGRES_VARIABLE)
+    if server is not None:
+        settings = {"database_url": postgres_schema(server, folder), **settings}
     return Registry.open(RegistryConfig(data_dir=folder, **settings), clock or Clock())
+
+
+def postgres_schema(server: str, folder: Path) -> str:
+    """The URL of a schema that belongs to this folder, created when it is new."""
+    name = f"t_{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:24]}"
+    engine = create_engine(server, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection, suppress(IntegrityError):  # two processes at once
+        connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {name}"))
+    return make_url(server).update_query_dict({"options": f"-csearch_path={name}"}).render_as_string(False)
