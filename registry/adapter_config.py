@@ -29,6 +29,7 @@ class AdapterConfig:
     base_name: str | None = None
     revision: str | None = None
     """Of the base."""
+    has_velora: bool = False
 
     def scale(self, rank: int, alpha: float) -> float:
         """alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA (arXiv 2312.03732)."""
@@ -74,6 +75,7 @@ class _Fields:
             blocks=self._blocks(),
             base_name=self._text("base_model_name_or_path"),
             revision=self._text("revision"),
+            has_velora=bool(self._raw.get("velora_config")),
         )
         if config.alpha == 0:
             self._faults.warn("alpha_zero", "lora_alpha is 0: the adapter changes nothing", field="lora_alpha")

@@ -16,6 +16,8 @@ from registry.tensor_facts import TensorFacts, look_at
 from registry.tensor_keys import PREFIX, KeyReader, Side
 from registry.types import BaseSpec, ModuleLora, ModuleSpec, TensorInfo
 
+PATTERN_HINT = "in rank_pattern the first key that matches wins, and PEFT sorts the keys when it saves"
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -44,7 +46,7 @@ class Binder:
         facts = self._look_at_all(path, tensors)
         if self._faults.codes & CHANGES_SHAPES:
             return ()
-        pairs = self._pair(tensors)
+        pairs = self._pair(tensors, adapter is not None and adapter.has_velora)
         if not pairs:
             self._faults.add("nothing_bound", "no LoRA pair of the file binds to a module of the base")
         if adapter is None:
@@ -93,8 +95,8 @@ class Binder:
             message = f"{shown(key, 160)} holds {facts.num_overflowing} values that overflow in bfloat16"
             self._faults.add("overflow", message, field=key[:200])
 
-    def _pair(self, tensors: Mapping[str, StoredTensor]) -> dict[str, Pair]:
-        reader = KeyReader(self._modules, self._faults)
+    def _pair(self, tensors: Mapping[str, StoredTensor], has_velora: bool) -> dict[str, Pair]:
+        reader = KeyReader(self._modules, self._faults, has_velora=has_velora)
         sides: dict[str, dict[Side, StoredTensor]] = {}
         for key, tensor in sorted(tensors.items()):
             bound = reader.read(key)
@@ -177,7 +179,7 @@ class Binder:
             return
         message = f"{shown(tensor.key, 160)} has shape {shown(tensor.shape)}; expected {wanted}"
         other_base = len(tensor.shape) == 2 and tensor.shape[width] != wanted[width]
-        code, hint = "shape", "the configuration's rank and the file's differ"
+        code, hint = "shape", "the rank of the file is not the configuration's; " + PATTERN_HINT
         if other_base:
             code, hint = "base_mismatch", "the adapter was probably trained for another base"
         self._faults.add(code, message, hint=hint, field=tensor.key[:200])

@@ -17,6 +17,9 @@ Side = Literal["A", "B"]
 
 _LORA = re.compile(r"(?P<path>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
 
+_VELORA = re.compile(r"(?P<path>.+)\.lora_velora_embed(?:\.weight)?")
+"""Compresses activations for the backward pass; the delta is B @ A all the same."""
+
 _SPECIAL: tuple[tuple[str, str, str], ...] = (
     (r".*\.lora_magnitude_vector(\.weight)?", "dora", "is a DoRA magnitude"),
     (r".*\.lora_B\.bias", "lora_bias", "is a bias on lora_B"),
@@ -39,9 +42,10 @@ class LoraKey:
 class KeyReader:
     """Sorts keys into those that bind to a module of the base and faults that say why one does not."""
 
-    def __init__(self, module_paths: Iterable[str], faults: FaultList) -> None:
+    def __init__(self, module_paths: Iterable[str], faults: FaultList, *, has_velora: bool = False) -> None:
         self._paths = frozenset(module_paths)
         self._faults = faults
+        self._has_velora = has_velora
         self._by_suffix = {
             suffix: path
             for path in self._paths
@@ -50,9 +54,13 @@ class KeyReader:
         }
 
     def read(self, key: str) -> LoraKey | None:
-        """The bound key, or None after adding a fault."""
+        """The bound key; None after adding a fault, and for a tensor that only training needs."""
         lora = _LORA.fullmatch(key)
-        if lora is None:
+        velora = _VELORA.fullmatch(key) if self._has_velora else None
+        if velora is not None:
+            if velora["path"].removeprefix(PREFIX) not in self._paths:
+                self._refuse_path(key, velora["path"])
+        elif lora is None:
             self._refuse_special(key)
         elif lora["path"].startswith(PREFIX) and lora["path"][len(PREFIX) :] in self._paths:
             return LoraKey(lora["path"][len(PREFIX) :], "A" if lora["side"] == "A" else "B")
