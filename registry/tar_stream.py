@@ -44,6 +44,7 @@ def tar_members(file: BinaryIO, max_bytes: int, *, gzipped: bool) -> Iterator[Me
     extended = _Extended()
     while (header := reader.block()) is not None:
         if not any(header):
+            reader.drain()
             return
         member = _member(header, reader, extended)
         if member is None:
@@ -110,6 +111,12 @@ class _Reader:
         if size > MAX_EXTENDED_BYTES:
             raise ArchiveError(f"an extended header of {size} bytes; at most {MAX_EXTENDED_BYTES} are read")
         return b"".join(self.chunks(size, MAX_EXTENDED_BYTES))
+
+    def drain(self) -> None:
+        """Read to the end, so that a gzip stream is checked to its last byte; only zeros may be left."""
+        while (header := self.block()) is not None:
+            if any(header):
+                raise ArchiveError("something follows the end of the tar")
 
     def skip_rest(self) -> None:
         for _ in self.chunks(self._left, READ_BYTES):
