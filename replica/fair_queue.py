@@ -4,6 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Generic, Protocol, TypeVar
 
 
@@ -74,11 +75,16 @@ class ArrivalQueue(Generic[T]):
         return next((item for item in self._items.values() if may_admit(item)), None)
 
     def choose(self, may_admit: Callable[[T], bool], preference: Preference[T] | None) -> T | None:
-        """The first request that may be admitted, or one behind it that is liked while the first may be passed."""
+        """The first request that may be admitted, or a liked one behind it, if all in between may be passed."""
         first = self.peek(may_admit)
-        if first is None or preference is None or not self.may_pass(first, preference):
+        if preference is None:
             return first
-        return self.peek(lambda item: preference.likes(item) and may_admit(item)) or first
+        for item in filter(may_admit, self._items.values()):
+            if preference.likes(item):
+                return item
+            if not self.may_pass(item, preference):
+                break
+        return first
 
     def may_pass(self, item: T, preference: Preference[T]) -> bool:
         """Whether a liked request may go ahead of `item`."""
@@ -98,9 +104,10 @@ class ArrivalQueue(Generic[T]):
 
     def take_chosen(self, item: T, may_admit: Callable[[T], bool], preference: Preference[T] | None) -> None:
         """Remove what `choose` named, and note whom it passed."""
-        first = self.peek(may_admit)
-        if preference is not None and first is not None and first is not item:
-            self.note_passed(first, preference.now_s)
+        if preference is not None:
+            for passed in takewhile(lambda other: other is not item, self._items.values()):
+                if may_admit(passed):
+                    self.note_passed(passed, preference.now_s)
         self.remove(item)
 
     def remove(self, item: T) -> bool:

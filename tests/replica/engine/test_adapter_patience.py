@@ -71,7 +71,7 @@ def test_nobody_is_passed_once_its_patience_is_over(
             taken.append(next_one)
             ahead_of = waiting[next_one.tenant][: waiting[next_one.tenant].index(next_one)]
             waiting[next_one.tenant].remove(next_one)
-            for passed in ahead_of[:1]:
+            for passed in ahead_of:
                 assert next_one.is_liked
                 assert not passed.is_liked
                 assert now_s - first_passed_s.setdefault(passed.key, now_s) < patience_s
@@ -180,6 +180,6 @@ def distinct_adapters(policy: str, patience_s: float) -> float:
 
 @pytest.mark.parametrize("policy", ["drr", "fcfs"])
 def test_distinct_adapters_in_the_batch_fall_with_patience(policy: str) -> None:
-    means = [distinct_adapters(policy, patience_s) for patience_s in (0.0, 8.0, 64.0)]
+    means = [distinct_adapters(policy, patience_s) for patience_s in (0.0, 60.0, 400.0)]
     assert means[1] < means[0] - 0.5, means
     assert means[2] < means[1], means
