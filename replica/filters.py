@@ -71,8 +71,16 @@ def _nucleus_floors(weights: torch.Tensor, params: Sequence[SamplingParams], lin
     rows = link.send(picked, torch.int64)
     part = select(weights, rows)
     goals = total(part) * link.send([params[index].top_p for index in picked], torch.float64)
-    search = floors_by_bits if link.is_asynchronous else floors_by_sorting
-    return weights.new_zeros(len(params), 1).index_copy_(0, rows, search(part, goals)[:, None])
+    return weights.new_zeros(len(params), 1).index_copy_(0, rows, _search(part, goals, link)[:, None])
+
+
+def _search(weights: torch.Tensor, goals: torch.Tensor, link: DeviceLink) -> torch.Tensor:
+    if weights.device.type == "cuda":
+        from replica.kernels.nucleus import nucleus_floors  # Triton exists beside CUDA only
+
+        floors: torch.Tensor = nucleus_floors(weights, goals)
+        return floors
+    return floors_by_bits(weights, goals) if link.is_asynchronous else floors_by_sorting(weights, goals)
 
 
 def floors_by_bits(weights: torch.Tensor, goals: torch.Tensor) -> torch.Tensor:
