@@ -26,7 +26,7 @@ def zipped(files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes
     return buffer.getvalue()
 
 
-def tarred(files: dict[str, bytes], mode: str = "w:gz", format: int = tarfile.PAX_FORMAT) -> bytes:  # noqa: A002
+def tarred(files: dict[str, bytes], mode: str = "w:gz", format: int = tarfile.PAX_FORMAT) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=mode, format=format) as archive:  # type: ignore[call-overload]
         for name, data in files.items():
