@@ -119,8 +119,7 @@ class BaseModel:
     def attach_adapters(self, memory: torch.Tensor, tables: SlotTables, max_rank: int) -> None:
         """Let steps use the slots of an arena: `memory` is 1-D, in the base's dtype. On the CPU segments bring all."""
         if isinstance(self._runner, DeviceRunner):
-            make = kernels_over(memory, tables, max_rank, num_groups=self._runner.num_groups)
-            self._runner.use_adapters(Adapters(make, max_rank))
+            self._runner.use_adapters(Adapters(kernels_over(memory, tables), max_rank))
 
     def prepare(self, limits: StepLimits) -> CaptureReport:
         """Get ready for steps up to `limits`: compile and capture on a device. Raises OutOfMemory."""

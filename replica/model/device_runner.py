@@ -6,7 +6,7 @@ Everything also runs on the CPU, without graphs, which is how it is tested there
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from replica.errors import OutOfMemory
-from replica.kernels.rows import RowsView, num_words, pack_rows, tile_rows_for
+from replica.kernels.rows import RowsView, num_words, pack_rows
 from replica.model.batch import ForwardBatch, LoraSegment, SequenceSpan
 from replica.model.compiled_layers import try_compiled
 from replica.model.cuda_graphs import (
@@ -31,7 +31,7 @@ from replica.model.page_table import PageTable, build_page_table
 from replica.model.paged_attention import KVCache
 from replica.model.step_attention import StepAttention
 from replica.model.step_buffers import BufferSizes, HostWords, StepBuffers
-from replica.model.step_state import LoraKernels, StepState
+from replica.model.step_state import LoraKernels, StepLora, StepState
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +73,9 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The kernels over an arena, made for the steps' limits, and the largest rank that it may hold."""
+    """The kernels over an arena, and the largest rank that it may hold."""
 
-    make: Callable[[int], LoraKernels]
+    kernels: LoraKernels
     max_rank: int
 
 
@@ -89,7 +89,6 @@ class DeviceRunner:
     model: Any
     state: StepState
     layers: Sequence[nn.Module]
-    num_groups: int
     vocab_size: int
     context_length: int
     with_graphs: bool
@@ -99,7 +98,6 @@ class DeviceRunner:
     def __post_init__(self) -> None:
         self.device: torch.device = self.model.device
         self._adapters: Adapters | None = None
-        self._kernels: LoraKernels | None = None
         self._ranks = SegmentRanks()
         self._running = threading.Lock()
         self._is_ready = False
@@ -153,7 +151,7 @@ class DeviceRunner:
             self._warm_up(limits.max_rows)
             compile_s = watch.seconds()
             watch = Stopwatch(self.device)
-            self._graphs.record_all(self._plan_padding, with_lora=self._kernels is not None)
+            self._graphs.record_all(self._plan_padding, with_lora=self._adapters is not None)
         report = CaptureReport(
             num_graphs=len(self._graphs) if isinstance(self._recorder, GraphRecorder) else 0,
             largest_bucket=self._graphs.buckets[-1],
@@ -169,8 +167,6 @@ class DeviceRunner:
     def _allocate(self, limits: StepLimits) -> None:
         buckets = bucket_sizes(limits.max_sequences)
         max_rows = max(limits.max_rows, buckets[-1])
-        if self._adapters is not None:
-            self._kernels = self._adapters.make(max_rows)
         most = buckets[-1]
         sizes = BufferSizes(most, most, self._cache.num_blocks + most, num_words(most))
         self._decode_buffers = StepBuffers(sizes, self.device)
@@ -203,7 +199,7 @@ class DeviceRunner:
         host.put("page_starts", table.page_starts)
         host.put("last_page_lens", table.last_page_lens)
         host.put("pages", table.pages)
-        if segments:
+        if self._adapters is not None:
             pack_rows(self._ranks.rows(segments), table.num_rows, host.arrays["lora"])
         buffers.send(host, len(table.pages))
         _put_from_device(buffers, "token_ids", token_ids)
@@ -212,19 +208,16 @@ class DeviceRunner:
         """A step of nothing but padding rows, without adapters: what graphs are captured with."""
         table = build_page_table((), self._cache.block_size, [self._padding] * bucket)
         self._send_decode(table, (), torch.zeros(bucket, dtype=torch.int64))
-        if has_lora:
-            self._decode_buffers.views["lora"].zero_()
         self._attention.begin_decode(table, self._decode_buffers)
 
     def _run_decode(self, bucket: int, has_lora: bool) -> None:
         """From the decode buffers to `self._logits`; what a graph captures."""
-        views = self._decode_buffers.views
-        kernels = self._kernels if has_lora else None
-        with self.state.running(self._attention, bucket, kernels):
-            if kernels is not None:
-                assert self._adapters is not None
-                words = views["lora"][: num_words(bucket)]
-                kernels.begin(RowsView(words, bucket, tile_rows_for(bucket), bucket, self._adapters.max_rank))
+        views, lora = self._decode_buffers.views, None
+        if has_lora:
+            assert self._adapters is not None, "segments, but no adapters are attached"
+            rows = RowsView(views["lora"][: num_words(bucket)], bucket, bucket, self._adapters.max_rank)
+            lora = StepLora(self._adapters.kernels, rows)
+        with self.state.running(self._attention, bucket, lora):
             logits = self._call(views["token_ids"][:bucket], views["positions"][:bucket], 0)
         self._logits[:bucket].copy_(logits)
 
@@ -233,35 +226,38 @@ class DeviceRunner:
         started_s = time.perf_counter()
         table = build_page_table(batch.spans, self._cache.block_size)
         rows = max(2, table.num_rows)
-        view = self._send(table, batch, rows)
+        lora = self._send(table, batch, rows)
         packed_s = time.perf_counter()
         self._attention.begin(table, self._buffers)
         planned_s = time.perf_counter()
-        views, kernels = self._buffers.views, self._kernels if batch.segments else None
-        assert kernels is not None or not batch.segments, "segments, but no adapters are attached"
-        with self.state.running(self._attention, table.num_rows, kernels):
-            if kernels is not None:
-                kernels.begin(view)
+        views = self._buffers.views
+        with self.state.running(self._attention, table.num_rows, lora):
             logit_rows = views["logit_rows"][: batch.logit_rows.shape[0]]
             logits = self._call(views["token_ids"][:rows], views["positions"][:rows], logit_rows)
         self.times.add(started_s, packed_s, planned_s)
         return logits.float()
 
-    def _send(self, table: PageTable, batch: ForwardBatch, rows: int) -> RowsView:
+    def _send(self, table: PageTable, batch: ForwardBatch, rows: int) -> StepLora | None:
         buffers = self._buffers
         host = buffers.next_host()
-        num_rows = table.num_rows
         for name in ("token_ids", "positions"):
-            host.arrays[name][num_rows:rows] = 0
+            host.arrays[name][table.num_rows : rows] = 0
         _put_rows(host, table, batch.token_ids)
-        segments = self._ranks.rows(batch.segments)
-        num_tiles = pack_rows(segments, rows, host.arrays["lora"]) if segments else 0
         _put(host, "logit_rows", batch.logit_rows)
+        lora = self._step_lora(host, batch.segments, rows) if batch.segments else None
         buffers.send(host)
         _put_from_device(buffers, "token_ids", batch.token_ids)
         _put_from_device(buffers, "logit_rows", batch.logit_rows)
-        max_rank = max((segment.max_rank for segment in segments), default=0)
-        return RowsView(buffers.views["lora"][: num_words(rows)], rows, tile_rows_for(rows), num_tiles, max_rank)
+        return lora
+
+    def _step_lora(self, host: HostWords, segments: Sequence[LoraSegment], rows: int) -> StepLora:
+        assert self._adapters is not None, "segments, but no adapters are attached"
+        row_segments = self._ranks.rows(segments)
+        num_tiles = pack_rows(row_segments, rows, host.arrays["lora"])
+        max_rank = max(1, *(segment.max_rank for segment in row_segments))
+        return StepLora(
+            self._adapters.kernels, RowsView(self._buffers.views["lora"][: num_words(rows)], rows, num_tiles, max_rank)
+        )
 
     def _call(self, token_ids: torch.Tensor, positions: torch.Tensor, logit_rows: int | torch.Tensor) -> torch.Tensor:
         """Logits [rows asked for, vocab_size] in the base's dtype; 0 asks for all rows."""
@@ -275,7 +271,7 @@ class DeviceRunner:
         """Steps of prompts in the spare block, without adapters and with a slot that touches nothing."""
         spans = self._spare_spans(num_rows)
         kinds: list[tuple[LoraSegment, ...]] = [()]
-        if self._kernels is not None:
+        if self._adapters is not None:
             kinds.append((LoraSegment(0, num_rows, 0, {}),))
         for segments in kinds:
             self._any_step(

@@ -1,7 +1,7 @@
 """Puts the parts of the path for GPUs together: groups, handles, compiled layers, attention, kernels."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -34,7 +34,7 @@ def build_device_runner(
 ) -> DeviceRunner:
     """Rebuild `model` for the device: merge its projections, give its layers handles, put them behind the compiler."""
     state = StepState()
-    groups = install_groups(model, group_sites(model, sites, observe_calls(model, sites)), state)
+    install_groups(model, group_sites(model, sites, observe_calls(model, sites)), state)
     for layer, module in probe.modules.items():
         record = LayerOfModel(state, layer, probe.rules[layer])
         module.paged_record, module.paged_handle = record, make_handle(record)  # type: ignore[assignment]
@@ -47,7 +47,6 @@ def build_device_runner(
         model=model,
         state=state,
         layers=layers,
-        num_groups=len(groups),
         vocab_size=model.get_output_embeddings().weight.shape[0],
         context_length=context_length,
         with_graphs=config.cuda_graphs == "auto" and model.device.type == "cuda",
@@ -86,15 +85,8 @@ def attention_over(cache: KVCache, layers: Sequence[LayerHeads], config: ModelCo
     return FlashInferAttention(cache, layers, settings)
 
 
-def kernels_over(
-    memory: torch.Tensor, tables: SlotTables, max_rank: int, num_groups: int
-) -> Callable[[int], LoraKernels]:
-    """Makes the grouped kernels over an arena, for steps of so many rows."""
+def kernels_over(memory: torch.Tensor, tables: SlotTables) -> LoraKernels:
+    """The grouped kernels over an arena."""
+    from replica.kernels.grouped_lora import LoraKernels as TritonKernels
 
-    def make(max_rows: int) -> LoraKernels:
-        from replica.kernels.grouped_lora import LoraKernels as TritonKernels
-
-        kernels = TritonKernels(memory, tables, max_rows=max_rows, max_rank=max_rank, num_groups=num_groups)
-        return cast(LoraKernels, kernels)
-
-    return make
+    return cast(LoraKernels, TritonKernels(memory, tables))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from replica.model.batch import Site
@@ -41,7 +42,7 @@ class GroupLeader(nn.Module):
     def __init__(self, base_layer: nn.Module, record: GroupOfModel, stash: Stash | None) -> None:
         super().__init__()
         self.base_layer = base_layer
-        self.record, self.stash = record, stash
+        self.record, self.stash, self.step = record, stash, record.state
         self.width = record.shape.out_features[0]
         self.handle = make_handle(record)
         self.weight: torch.Tensor
@@ -51,7 +52,11 @@ class GroupLeader(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` is [..., in]; returns this member's [..., width]."""
-        y = project(x, self.weight, self.bias, self.handle)
+        if self.step.has_lora:
+            product, delta = project(x, self.weight, self.bias, self.handle)
+            y = product + delta
+        else:
+            y = functional.linear(x, self.weight, self.bias)
         if self.stash is None:
             return y
         self.stash.x, self.stash.y = x, y
@@ -115,19 +120,20 @@ def _read_one_tensor(members: Sequence[Site], calls: Sequence[Call], turn: dict[
     )
 
 
-def install_groups(model: nn.Module, groups: Sequence[Sequence[Site]], state: StepState) -> list[GroupOfModel]:
-    """Put leaders and followers in the places of the sites' modules; returns the groups' records, in order."""
-    return [_install(model, members, state, index) for index, members in enumerate(groups)]
+def install_groups(model: nn.Module, groups: Sequence[Sequence[Site]], state: StepState) -> None:
+    """Put leaders and followers in the places of the sites' modules."""
+    for members in groups:
+        _install(model, members, state)
 
 
-def _install(model: nn.Module, members: Sequence[Site], state: StepState, index: int) -> GroupOfModel:
+def _install(model: nn.Module, members: Sequence[Site], state: StepState) -> None:
     modules = [model.get_submodule(site.path) for site in members]
     shape = GroupShape(
         sites=tuple(site.index for site in members),
         out_features=tuple(site.out_features for site in members),
         in_features=members[0].in_features,
     )
-    record = GroupOfModel(state, shape, index, fused=not isinstance(modules[0], Conv1D))
+    record = GroupOfModel(state, shape)
     stash = Stash() if len(members) > 1 else None
     leader = GroupLeader(modules[0], record, stash)
     leader.weight, leader.bias = _merge(modules)
@@ -138,7 +144,6 @@ def _install(model: nn.Module, members: Sequence[Site], state: StepState, index:
         end = start + site.out_features
         model.set_submodule(site.path, GroupFollower(module, stash, start, end, place == len(members)))
         start = end
-    return record
 
 
 def _merge(modules: Sequence[nn.Module]) -> tuple[torch.Tensor, torch.Tensor | None]:

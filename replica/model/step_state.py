@@ -6,13 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch.nn import functional
 
 from replica.kernels.rows import RowsView
 from replica.model.paged_attention import ScoreRule
-
-MAX_FUSED_ROWS = 128
-"""Up to so many rows a step, adapters ride in the base product's own kernel; above, they are added after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +25,20 @@ class GroupShape:
 
 
 class LoraKernels(Protocol):
-    """The grouped kernels over one arena. `begin` comes first in each step that has adapters."""
+    """The grouped kernels over one arena."""
 
-    def begin(self, rows: RowsView) -> None: ...
     def linear(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, index: int
-    ) -> torch.Tensor:
-        """`x W^T + bias` plus the adapters' share, [rows, out]."""
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, rows: RowsView
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`x W^T + bias` and the adapters' share, both [rows, out], to be added."""
 
-    def add(self, y: torch.Tensor, x: torch.Tensor, group: GroupShape) -> None:
-        """Add the adapters' share to `y` in place."""
+
+@dataclass(frozen=True, slots=True)
+class StepLora:
+    """The kernels, and which rows of the step belong to which slot."""
+
+    kernels: LoraKernels
+    rows: RowsView
 
 
 class LayerAttention(Protocol):
@@ -50,46 +50,45 @@ class LayerAttention(Protocol):
 
 
 class StepState:
-    """What all layers of one model share: the step's attention, and its kernels when it has adapters."""
+    """What all layers of one model share: the step's attention, and its adapters where it has any.
+
+    `has_lora` is what compiled code looks at: it is compiled once for each of its values.
+    """
 
     def __init__(self) -> None:
         self.attention: LayerAttention | None = None
-        self.lora: LoraKernels | None = None
+        self.lora: StepLora | None = None
+        self.has_lora = False
         self.num_rows = 0
 
     def __repr__(self) -> str:
-        return f"StepState(num_rows={self.num_rows}, attention={self.attention}, lora={self.lora is not None})"
+        return f"StepState(num_rows={self.num_rows}, attention={self.attention}, has_lora={self.has_lora})"
 
     @contextmanager
-    def running(self, attention: LayerAttention, num_rows: int, lora: LoraKernels | None) -> Iterator[None]:
+    def running(self, attention: LayerAttention, num_rows: int, lora: StepLora | None) -> Iterator[None]:
         """Make these the step's for one forward. Rows from `num_rows` on are padding, which nothing attends to."""
         assert self.attention is None, "one forward at a time"
-        self.attention, self.num_rows, self.lora = attention, num_rows, lora
+        self.attention, self.num_rows, self.lora, self.has_lora = attention, num_rows, lora, lora is not None
         try:
             yield
         finally:
-            self.attention, self.num_rows, self.lora = None, 0, None
+            self.attention, self.num_rows, self.lora, self.has_lora = None, 0, None, False
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class GroupOfModel:
-    """A projection group of one model. `fused` says whether its weight suits the kernel that does it all."""
+    """A projection group of one model."""
 
     state: StepState
     shape: GroupShape
-    index: int
-    fused: bool
 
-    def project(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """`x` is [rows, in], `weight` [out, in]; steps without adapters are the plain product."""
-        kernels = self.state.lora
-        if kernels is None:
-            return functional.linear(x, weight, bias)
-        if self.fused and x.shape[0] <= MAX_FUSED_ROWS:
-            return kernels.linear(x.contiguous(), weight, bias, self.shape, self.index)
-        y = functional.linear(x, weight, bias)
-        kernels.add(y, x, self.shape)
-        return y
+    def project(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The product and the adapters' share for `x` [rows, in] and `weight` [out, in], in a step with adapters."""
+        lora = self.state.lora
+        assert lora is not None, "a step without adapters needs the plain product only"
+        return lora.kernels.linear(x.contiguous(), weight, bias, self.shape, lora.rows)
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)

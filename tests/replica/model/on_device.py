@@ -24,34 +24,30 @@ class FakeKernels:
 
     def __init__(self) -> None:
         self.pairs: Mapping[int, Mapping[int, LoraPair]] = {}
-        self.segments: list[tuple[int, int, int]] = []
-        self.num_fused = self.num_added = 0
-
-    def begin(self, rows: RowsView) -> None:
-        words = rows.words.numpy()
-        arrays = words[HEAD:].reshape(NUM_ARRAYS, rows.capacity)
-        self.segments = [tuple(map(int, column)) for column in arrays[:3, : words[0]].T]  # type: ignore[misc]
+        self.num_calls = 0
 
     def linear(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, index: int
-    ) -> torch.Tensor:
-        self.num_fused += 1
-        y = functional.linear(x, weight, bias)
-        self._add(y, x, group)
-        return y
-
-    def add(self, y: torch.Tensor, x: torch.Tensor, group: GroupShape) -> None:
-        self.num_added += 1
-        self._add(y, x, group)
-
-    def _add(self, y: torch.Tensor, x: torch.Tensor, group: GroupShape) -> None:
-        for site, part in zip(group.sites, y.split(list(group.out_features), dim=1), strict=True):
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, rows: RowsView
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert x.shape == (rows.capacity, group.in_features)
+        self.num_calls += 1
+        delta = x.new_zeros(x.shape[0], sum(group.out_features))
+        for site, part in zip(group.sites, delta.split(list(group.out_features), dim=1), strict=True):
             held = [
                 (start, end, self.pairs[slot][site])
-                for start, end, slot in self.segments
+                for start, end, slot in tiles_of(rows)
                 if site in self.pairs.get(slot, {})
             ]
             grouped_lora(part, x, held)
+        return functional.linear(x, weight, bias), delta
+
+
+def tiles_of(rows: RowsView) -> list[tuple[int, int, int]]:
+    """(start, end, slot) of each tile of a step."""
+    words = rows.words.numpy()
+    assert words[0] <= rows.max_tiles
+    arrays = words[HEAD : HEAD + NUM_ARRAYS * rows.capacity].reshape(NUM_ARRAYS, rows.capacity)
+    return [(int(start), int(end), int(slot)) for start, end, slot in arrays[:, : words[0]].T]
 
 
 class DeviceBase:
@@ -63,7 +59,7 @@ class DeviceBase:
         self.kernels, self.limits = FakeKernels(), limits
         assert isinstance(self.base._runner, DeviceRunner)
         self.runner = self.base._runner
-        self.runner.use_adapters(Adapters(lambda max_rows: self.kernels, max_rank=64))
+        self.runner.use_adapters(Adapters(self.kernels, max_rank=64))
         self.sites, self.dtype = self.base.sites, self.base.dtype
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:

@@ -57,7 +57,7 @@ def test_adapters_on_different_targets_equal_the_plain_path(
     plain, device = load_base(folder), DeviceBase(folder)
     jobs = mixed_jobs(plain, folder, architecture, tmp_path)
     assert differs(run(packed(device), jobs), run(PackedRunner(plain), jobs)) <= TOLERANCE
-    assert device.kernels.num_added > 0 if architecture == "gpt2" else device.kernels.num_fused > 0
+    assert device.kernels.num_calls > 0
 
 
 def test_more_sequences_than_the_largest_bucket_run_too(model_folder: ModelFolder) -> None:
