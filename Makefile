@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CACHE := $(HOME)/.cache/lorafleet
 URL ?= http://127.0.0.1:8000
 
-.PHONY: help install base serve demo test lint bench-cpu soak clean
+.PHONY: help install base serve demo test test-services lint bench-cpu soak clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,9 @@ lint: install
 
 test: base lint  ## everything that needs pip alone
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+
+test-services: install  ## tests against real servers (PostgreSQL, S3); skips, and says so, where one is missing
+	$(BIN)/python -m pytest -m services -rs
 
 soak: base  ## long runs
 	$(BIN)/python -m pytest -m soak

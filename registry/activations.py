@@ -89,7 +89,7 @@ def advance(tx: Transaction, *, timeout_s: float, drains_failing: bool = False) 
         live: Sequence[ReplicaRecord] = records.ready_replicas(tx.connection)
         if drains_failing:
             live = _drain_failing(tx, row, live)
-        error = _failure(row, live, tx.now_s - timeout_s)
+        error = _failure(row, live, tx.now_s - timeout_s, needs_all=not drains_failing)
         if error is not None:
             fail(tx, row, error)
         elif live and not records.late_replicas(row, live):
@@ -115,14 +115,16 @@ def fail(tx: Transaction, row: Row[tuple[object, ...]], error: str) -> None:
     tx.record("activation_failed", actor=REGISTRY, name=row.name, number=row.number, digest=row.digest, **detail)
 
 
-def _failure(row: Row[tuple[object, ...]], live: Sequence[ReplicaRecord], oldest_s: float) -> str | None:
-    """Why the activation cannot succeed any more; None while it can.
+def _failure(
+    row: Row[tuple[object, ...]], live: Sequence[ReplicaRecord], oldest_s: float, *, needs_all: bool
+) -> str | None:
+    """Why the activation cannot succeed any more; None while it can. With `needs_all` one replica's failure is enough.
 
     A failure counts only from replicas that have seen this request: an older one says nothing of the new attempt.
     """
-    for replica in live:
-        if _has_failed(row, replica):
-            return f"replica {replica.replica_id} cannot stage it: {replica.failed[row.digest]}"
+    failing = [replica for replica in live if _has_failed(row, replica)]
+    if failing and (needs_all or len(failing) == len(live)):
+        return f"replica {failing[0].replica_id} cannot stage it: {failing[0].failed[row.digest]}"
     late = records.late_replicas(row, live)
     if row.requested_at_s < oldest_s and (late or not live):
         return f"timed out waiting for {', '.join(late) or 'a replica'}"
