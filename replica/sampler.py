@@ -144,16 +144,27 @@ class Sampler:
     ) -> torch.Tensor:
         """Token ids [rows]: what top_k, then top_p, then min_p leave, drawn by weight. Equal scores stay together."""
         params = [chooser.params for chooser in choosers]
-        uniform, temperature = link.send(
-            [self._uniform(choosers), [each.temperature for each in params]], torch.float64
-        )
-        weights = (scores - best[:, None]).div_(temperature[:, None].to(scores.dtype)).exp_()
+        settings = link.send([self._uniform(choosers), [each.temperature for each in params]], torch.float64)
+        is_on_cuda = scores.device.type == "cuda"
+        if is_on_cuda and not any(each.top_k or each.top_p < 1 or each.min_p for each in params):
+            return draw_on_cuda(scores, best, settings, are_scores=True)
+        weights = (scores - best[:, None]).div_(settings[1][:, None].to(scores.dtype)).exp_()
         drop_unlikely(weights, params, link)
-        return pick(weights, uniform[:, None])
+        if is_on_cuda:
+            return draw_on_cuda(weights, best, settings, are_scores=False)
+        return pick(weights, settings[0][:, None])
 
     def _uniform(self, choosers: Sequence[Chooser]) -> list[float]:
         """A number a row: from the choice's own stream if it is seeded, else from the shared one."""
         return [(chooser.stream or self._shared).next() for chooser in choosers]
+
+
+def draw_on_cuda(values: torch.Tensor, best: torch.Tensor, settings: torch.Tensor, *, are_scores: bool) -> torch.Tensor:
+    """What `pick` does and, with `are_scores`, weighs before, in one launch: see `replica.kernels.draw.draw`."""
+    from replica.kernels.draw import draw  # Triton exists beside CUDA only
+
+    token_ids: torch.Tensor = draw(values, best, settings, are_scores=are_scores)
+    return token_ids
 
 
 def pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
