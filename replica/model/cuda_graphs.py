@@ -40,7 +40,7 @@ class GraphRecorder:
         run()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             run()
         replay: Replay = graph.replay
         return replay

@@ -29,9 +29,9 @@ from replica.model.cuda_graphs import (
 from replica.model.lora_rows import SegmentRanks
 from replica.model.page_table import PageTable, build_page_table
 from replica.model.paged_attention import KVCache
-from replica.model.step_attention import StepAttention
+from replica.model.step_attention import NoAttention, StepAttention
 from replica.model.step_buffers import BufferSizes, HostWords, StepBuffers
-from replica.model.step_state import LoraKernels, StepLora, StepState
+from replica.model.step_state import LayerAttention, LoraKernels, StepLora, StepState
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class DeviceRunner:
             self._allocate(limits)
             self._is_ready = True
             if self.is_compiled:
-                self.is_compiled = try_compiled(self.layers, lambda: self._warm_up(WARM_UP_ROWS))
+                self.is_compiled = try_compiled(self.layers, lambda: self._warm_up(WARM_UP_ROWS, NoAttention()))
             self._warm_up(limits.max_rows)
             compile_s = watch.seconds()
             watch = Stopwatch(self.device)
@@ -221,17 +221,18 @@ class DeviceRunner:
             logits = self._call(views["token_ids"][:bucket], views["positions"][:bucket], 0)
         self._logits[:bucket].copy_(logits)
 
-    def _any_step(self, batch: ForwardBatch) -> torch.Tensor:
-        """A step with prompts in it, or a decode step larger than any that is recorded."""
+    def _any_step(self, batch: ForwardBatch, attention: LayerAttention | None = None) -> torch.Tensor:
+        """A step with prompts in it, or a decode step larger than any that is recorded; `attention` replaces ours."""
         started_s = time.perf_counter()
         table = build_page_table(batch.spans, self._cache.block_size)
         rows = max(2, table.num_rows)
         lora = self._send(table, batch, rows)
         packed_s = time.perf_counter()
-        self._attention.begin(table, self._buffers)
+        if attention is None:
+            self._attention.begin(table, self._buffers)
         planned_s = time.perf_counter()
         views = self._buffers.views
-        with self.state.running(self._attention, table.num_rows, lora):
+        with self.state.running(attention or self._attention, table.num_rows, lora):
             logit_rows = views["logit_rows"][: batch.logit_rows.shape[0]]
             logits = self._call(views["token_ids"][:rows], views["positions"][:rows], logit_rows)
         self.times.add(started_s, packed_s, planned_s)
@@ -267,7 +268,7 @@ class DeviceRunner:
         logits: torch.Tensor = out.logits[0]
         return logits
 
-    def _warm_up(self, num_rows: int) -> None:
+    def _warm_up(self, num_rows: int, attention: LayerAttention | None = None) -> None:
         """Steps of prompts in the spare block, without adapters and with a slot that touches nothing."""
         spans = self._spare_spans(num_rows)
         kinds: list[tuple[LoraSegment, ...]] = [()]
@@ -281,7 +282,8 @@ class DeviceRunner:
                     spans=spans,
                     logit_rows=torch.tensor([num_rows - 1]),
                     segments=segments,
-                )
+                ),
+                attention,
             )
 
     def _spare_spans(self, num_rows: int) -> tuple[SequenceSpan, ...]:

@@ -1,15 +1,18 @@
 """Paged attention by FlashInfer 0.6 (extra `gpu`): its wrappers, planned once a step for each kind of layer.
 
-FlashInfer compiles its kernels when they are first planned, into FLASHINFER_WORKSPACE_BASE.
+FlashInfer compiles its kernels when they are first planned, below FLASHINFER_WORKSPACE_BASE (the home folder); that
+takes most of a minute where they are not there yet, and happens beside whatever else a start has to do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from replica.model.page_table import PageTable
+from replica.model.batch import SequenceSpan
+from replica.model.page_table import PageTable, build_page_table
 from replica.model.paged_attention import KVCache, ScoreRule
 from replica.model.step_attention import LayerHeads
 from replica.model.step_buffers import StepBuffers
@@ -63,6 +66,7 @@ class FlashInferAttention:
             (_paged(keys, cache.block_size), _paged(values, cache.block_size))
             for keys, values in zip(cache.keys, cache.values, strict=True)
         ]
+        self._building: Future[None] | None = _in_background(self._build)
 
     def __repr__(self) -> str:
         return f"FlashInferAttention(kinds={len(self._kinds)}, decoders={len(self._decoders)}, {self._settings})"
@@ -90,8 +94,17 @@ class FlashInferAttention:
         out: torch.Tensor = self._running[self._layers[layer]].run(q.contiguous(), self._pages[layer])
         return out
 
+    def _build(self) -> None:
+        """Have FlashInfer make what it needs, by planning a step of two tokens."""
+        table = build_page_table((SequenceSpan(2, 2, (0, 1)),), self._cache.block_size)
+        with torch.inference_mode():
+            self._running = {kind: self._plan_prefiller(kind, table) for kind in self._kinds}
+
     def _begin(self, table: PageTable, buffers: StepBuffers) -> None:
         """Wait until the last plans have left the wrappers' pinned memory, which the next ones overwrite."""
+        if self._building is not None:
+            self._building.result()
+            self._building = None
         self._planned.synchronize()
         self._slots = buffers.views["slots"][: table.num_rows]
 
@@ -162,6 +175,14 @@ class FlashInferAttention:
             "q_data_type": self._dtype,
             "kv_data_type": self._dtype,
         }
+
+
+def _in_background(action: Callable[[], None]) -> "Future[None]":
+    """Start `action` on a thread of its own; what it raises comes with the result."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="flashinfer-build")
+    future = pool.submit(action)
+    pool.shutdown(wait=False)
+    return future
 
 
 def _paged(cache: torch.Tensor, block_size: int) -> torch.Tensor:

@@ -33,6 +33,15 @@ class StepAttention(LayerAttention, Protocol):
         """Plan any step."""
 
 
+class NoAttention:
+    """Answers zeros: for warming up layers while the real one is still being built."""
+
+    def attend_layer(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: ScoreRule
+    ) -> torch.Tensor:
+        return q.new_zeros(*q.shape[:2], v.shape[2])
+
+
 class TorchAttention:
     """Gathers and SDPA, planned with index tensors: no fixed addresses, so nothing to capture."""
 

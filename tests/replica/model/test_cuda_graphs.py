@@ -1,0 +1,104 @@
+"""Which decode steps are recorded, in what order, and what a step is told; with recorders that need no GPU."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from replica.model.cuda_graphs import DecodeGraphs, DirectRecorder, bucket_sizes
+from replica.model.step_buffers import BufferSizes, StepBuffers
+
+
+class ListRecorder:
+    """Runs once at the recording, as a capture does; replays only note that they happened."""
+
+    def __init__(self) -> None:
+        self.num_recorded = 0
+        self.replayed: list[int] = []
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        run()
+        number, self.num_recorded = self.num_recorded, self.num_recorded + 1
+        return lambda: self.replayed.append(number)
+
+
+def recorded(max_num_seqs: int, with_lora: bool) -> tuple[DecodeGraphs, ListRecorder, list[str]]:
+    events: list[str] = []
+    recorder = ListRecorder()
+    graphs = DecodeGraphs(
+        bucket_sizes(max_num_seqs), recorder, lambda bucket, has_lora: events.append(f"run {bucket} {has_lora}")
+    )
+    graphs.record_all(lambda bucket, has_lora: events.append(f"plan {bucket} {has_lora}"), with_lora)
+    return graphs, recorder, events
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "sizes"),
+    [(1, (2,)), (2, (2,)), (3, (2, 3)), (8, (2, 4, 8)), (20, (2, 4, 8, 16, 20)), (24, (2, 4, 8, 16, 24))],
+)
+def test_buckets_rise_to_the_largest_batch_and_never_hold_one_row(max_num_seqs: int, sizes: tuple[int, ...]) -> None:
+    assert bucket_sizes(max_num_seqs) == sizes
+
+
+@pytest.mark.parametrize(("num_rows", "bucket"), [(1, 2), (2, 2), (3, 4), (9, 16), (20, 20), (21, None)])
+def test_a_step_takes_the_smallest_bucket_that_holds_it(num_rows: int, bucket: int | None) -> None:
+    assert DecodeGraphs(bucket_sizes(20), DirectRecorder(), lambda bucket, has_lora: None).bucket(num_rows) == bucket
+
+
+def test_the_largest_is_recorded_first_and_each_is_planned_before() -> None:
+    _, _, events = recorded(4, with_lora=True)
+    steps = ["4 False", "4 True", "2 False", "2 True"]
+    assert events == [f"{what} {step}" for step in steps for what in ("plan", "run")]
+
+
+def test_without_adapters_only_base_steps_are_recorded() -> None:
+    graphs, _, events = recorded(4, with_lora=False)
+    assert len(graphs) == 2
+    assert not any("True" in event for event in events)
+
+
+def test_a_replay_runs_the_recording_of_its_bucket_and_kind() -> None:
+    graphs, recorder, events = recorded(4, with_lora=True)
+    num_events = len(events)
+    graphs.replay(2, True)
+    graphs.replay(4, False)
+    assert recorder.replayed == [3, 0]
+    assert len(events) == num_events
+
+
+def test_a_direct_recorder_runs_at_each_replay() -> None:
+    runs: list[tuple[int, bool]] = []
+    graphs = DecodeGraphs((2,), DirectRecorder(), lambda bucket, has_lora: runs.append((bucket, has_lora)))
+    graphs.record_all(lambda bucket, has_lora: None, with_lora=False)
+    graphs.replay(2, False)
+    graphs.replay(2, False)
+    assert runs == [(2, False)] * 2
+
+
+def test_buffers_send_every_section_and_only_the_pages_in_use() -> None:
+    sizes = BufferSizes(num_rows=3, num_sequences=3, num_pages=5, num_lora_words=7)
+    buffers = StepBuffers(sizes, torch.device("cpu"))
+    host = buffers.next_host()
+    for number, array in enumerate(host.arrays.values(), start=1):
+        array[:] = number
+    buffers.send(host, num_pages=2)
+    for number, (name, view) in enumerate(buffers.views.items(), start=1):
+        expected = [number] * len(view)
+        assert view.tolist() == ([number, number, 0, 0, 0] if name == "pages" else expected), name
+
+
+def test_two_host_copies_take_turns() -> None:
+    buffers = StepBuffers(BufferSizes(2, 2, 2, 2), torch.device("cpu"))
+    hosts = [buffers.next_host() for _ in range(4)]
+    assert hosts[0] is hosts[2]
+    assert hosts[1] is hosts[3]
+    assert hosts[0] is not hosts[1]
+
+
+def test_sections_are_aligned_and_do_not_overlap() -> None:
+    sizes = BufferSizes(num_rows=3, num_sequences=2, num_pages=5, num_lora_words=7)
+    buffers = StepBuffers(sizes, torch.device("cpu"))
+    starts = [view.data_ptr() - buffers.memory.data_ptr() for view in buffers.views.values()]
+    ends = [start + view.nbytes for start, view in zip(starts, buffers.views.values(), strict=True)]
+    assert all(start % 16 == 0 for start in starts)
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
