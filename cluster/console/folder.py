@@ -1,4 +1,4 @@
-"""An adapter's folder on this machine: found, looked over, and opened for an upload that counts its bytes.
+"""An adapter's folder or archive on this machine: found, looked over, and opened for an upload that counts its bytes.
 
 The server judges the content; here only what needs no parsing is said early.
 """
@@ -15,8 +15,15 @@ from cluster.console.errors import Refused
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
-OPTIONAL_FILES = ("added_tokens.json", "chat_template.jinja")
+OPTIONAL_FILES = (
+    "added_tokens.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "lorafleet_base.json",
+)
 """Sent along because the server judges or remarks on them."""
+ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz")
 LFS_MARK = b"version https://git-lfs"
 
 CountSent = Callable[[int], None]
@@ -32,11 +39,16 @@ class AdapterFolder:
 
 
 def find_adapter(path: Path) -> AdapterFolder:
-    """The adapter in `path`, or in its only sub-folder that has one. Raises Refused naming what is missing."""
+    """The adapter in `path`, or in its only sub-folder that has one, or the archive that `path` is.
+
+    Raises Refused naming what is missing.
+    """
     if not path.exists():
         raise _unusable(f"{path} does not exist")
+    if path.is_file() and path.name.lower().endswith(ARCHIVE_SUFFIXES):
+        return AdapterFolder(path, (path,), path.stat().st_size)
     if not path.is_dir():
-        raise _unusable(f"{path} is not a folder", hint=f"name the folder that holds {CONFIG_FILE}")
+        raise _unusable(f"{path} is neither a folder nor an archive", hint=f"name the folder that holds {CONFIG_FILE}")
     home = _home(path)
     _check_weights(home)
     optional = [home / name for name in OPTIONAL_FILES if (home / name).is_file()]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from cluster.console import views
+from cluster.console.errors import WrongUsage
 from cluster.console.folder import AdapterFolder, find_adapter, upload_parts
 from cluster.console.follow import follow
 from cluster.console.ref import check_name
@@ -11,10 +12,27 @@ from cluster.console.session import Session
 from registry.types import Activation, PushResult
 
 
-def push(session: Session, name: str, path: Path, *, activate: bool, wait: bool, timeout_s: float) -> None:
-    """Raises Refused when the folder is unusable, the server refuses it, or a replica cannot stage it."""
+def push(
+    session: Session,
+    name: str,
+    where: str,
+    *,
+    revision: str | None = None,
+    activate: bool,
+    wait: bool,
+    timeout_s: float,
+) -> None:
+    """Push a folder or an archive of this machine, or what the server finds at a URL.
+
+    Raises Refused when the folder is unusable, the server refuses it, or a replica cannot stage it.
+    """
     check_name(name)
-    result = _upload(session, name, find_adapter(path), activate)
+    if "://" in where:
+        result = session.client.push_source(name, where, revision=revision, activate=activate)
+    elif revision is not None:
+        raise WrongUsage("--revision belongs to a source of the hub: hf://owner/repository")
+    else:
+        result = _upload(session, name, find_adapter(Path(where)), activate)
     _report(session, result)
     if result.activation is not None and wait:
         result = result.model_copy(update={"activation": _see_through(session, result.activation, timeout_s)})
