@@ -10,10 +10,8 @@ import argparse
 import itertools
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,8 @@ import torch
 from benchmarks.provenance import commit
 from replica.adapters.slot_tables import SlotTables
 from replica.kernels.grouped_lora import GroupShape, LoraKernels
-from replica.kernels.rows import RowSegment, RowsView, num_words, pack_rows, tile_rows_for
-from replica.kernels.tuning import FusedConfig, fused_config
+from replica.kernels.rows import RowSegment, RowsView, num_words, pack_rows
+from replica.kernels.tuning import LoraConfig, ProductConfig, lora_config
 
 NUM_LAYERS = 32
 NUM_ROWS = 64
@@ -67,13 +65,12 @@ class Bench:
         self.tables = SlotTables(NUM_SLOTS, NUM_LAYERS * num_projections, DEVICE)
         self.memory = _random(generator, self._place(tenants)) * 0.02
         self.groups = [
-            GroupShape(tuple(range(layer * num_projections, (layer + 1) * num_projections)), self.outs, self.in_features)
+            GroupShape(
+                tuple(range(layer * num_projections, (layer + 1) * num_projections)), self.outs, self.in_features
+            )
             for layer in range(num_layers)
         ]
-        max_rank = max(tenant.rank for tenant in tenants)
-        self.kernels = LoraKernels(
-            self.memory, self.tables, max_rows=NUM_ROWS, max_rank=max_rank, num_groups=num_layers
-        )
+        self.kernels = LoraKernels(self.memory, self.tables)
         self.tenants = tenants
 
     def _place(self, tenants: Sequence[Tenant]) -> int:
@@ -101,39 +98,55 @@ class Bench:
         segments = [
             RowSegment(slot * share, (slot + 1) * share, slot, self.tenants[slot].rank) for slot in range(num_adapters)
         ]
-        num_tiles = pack_rows(segments, NUM_ROWS, words.numpy())
-        return RowsView(words.to(DEVICE), NUM_ROWS, tile_rows_for(NUM_ROWS), num_tiles, 64)
+        pack_rows(segments, NUM_ROWS, words.numpy())
+        return RowsView(words.to(DEVICE), NUM_ROWS, NUM_ROWS, max(tenant.rank for tenant in self.tenants))
 
     def base(self) -> None:
         for layer in range(self.num_layers):
             torch.nn.functional.linear(self.x[layer], self.weights[layer])
 
-    def fused(self, num_adapters: int, config: FusedConfig) -> Callable[[], None]:
-        view = self.view(num_adapters)
-
+    def products(self, config: ProductConfig) -> Callable[[], None]:
         def run() -> None:
-            self.kernels.begin(view)
             for layer in range(self.num_layers):
-                self.kernels.linear(self.x[layer], self.weights[layer], None, self.groups[layer], layer, config)
+                self.kernels.product(self.x[layer], self.weights[layer], None, config)
 
         return run
 
-    def unfused(self, num_adapters: int) -> Callable[[], None]:
+    def beside(
+        self, num_adapters: int, config: LoraConfig | None = None, *, add: bool, product: ProductConfig | None = None
+    ) -> Callable[[], None]:
+        """Base product and LoRA as the model runs them; with `add`, their sum in a launch of its own."""
         view = self.view(num_adapters)
 
         def run() -> None:
-            self.kernels.begin(view)
             for layer in range(self.num_layers):
-                y = torch.nn.functional.linear(self.x[layer], self.weights[layer])
-                self.kernels.add(y, self.x[layer], self.groups[layer])
+                y, delta = self.kernels.linear(
+                    self.x[layer], self.weights[layer], None, self.groups[layer], view, config
+                )
+                if add:
+                    y.add_(delta)
 
         return run
 
-    def error(self, num_adapters: int, config: FusedConfig) -> float:
+    def half(self, num_adapters: int, config: LoraConfig, *, expand: bool) -> Callable[[], None]:
+        """The shrink alone, or the expand alone."""
+        view = self.kernels.bind(self.view(num_adapters))
+        t = self.kernels.shrink(self.x[0], self.groups[0], view, config)
+
+        def run() -> None:
+            for layer in range(self.num_layers):
+                if expand:
+                    self.kernels.expand(t, DTYPE, self.groups[layer], view, config)
+                else:
+                    self.kernels.shrink(self.x[layer], self.groups[layer], view, config)
+
+        return run
+
+    def error(self, num_adapters: int) -> float:
         """Relative distance of one layer from float64."""
-        view, group = self.view(num_adapters), self.groups[0]
-        self.kernels.begin(view)
-        y = self.kernels.linear(self.x[0], self.weights[0], None, group, 0, config).double()
+        view, group = self.kernels.bind(self.view(num_adapters)), self.groups[0]
+        base, delta = self.kernels.linear(self.x[0], self.weights[0], None, group, view)
+        y = base.double() + delta.double()
         expected = self.x[0].double() @ self.weights[0].double().T
         share = NUM_ROWS // max(num_adapters, 1)
         for slot in range(num_adapters):
@@ -160,6 +173,7 @@ class Timed:
     def __init__(self, run: Callable[[], None], num_layers: int) -> None:
         run()
         torch.cuda.synchronize()
+        self.run = run  # a graph reads its tensors; they must live as long
         self.num_layers, self.graph = num_layers, torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             run()
@@ -186,24 +200,23 @@ def medians(timed: dict[str, Timed], rounds: int = 9) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def default_config(name: str) -> FusedConfig:
+def default_config(name: str) -> LoraConfig:
     in_features, outs = SITES[name]
-    return fused_config(NUM_ROWS, sum(outs), in_features, torch.cuda.get_device_properties(0).multi_processor_count)
+    rows = RowsView(torch.empty(0), NUM_ROWS, NUM_ROWS, 16)
+    return lora_config(rows, len(outs), in_features, torch.cuda.get_device_properties(0).multi_processor_count)
 
 
 def measure(name: str) -> list[dict[str, Any]]:
     """The table's rows for one group of projections."""
     bench = Bench(name, [Tenant(16)] * NUM_SLOTS)
-    config = default_config(name)
     timed = {"base": Timed(bench.base, NUM_LAYERS)}
-    for count in (0, 1, 8, 32, 64):
-        timed[f"{count}"] = Timed(bench.fused(count, config), NUM_LAYERS)
-    for count in (8, 64):
-        timed[f"unfused {count}"] = Timed(bench.unfused(count), NUM_LAYERS)
+    for count in (1, 8, 32, 64):
+        timed[f"{count}"] = Timed(bench.beside(count, add=True), NUM_LAYERS)
+        timed[f"{count}, sum left to the next kernel"] = Timed(bench.beside(count, add=False), NUM_LAYERS)
     us = medians(timed)
-    errors = {count: bench.error(count, config) for count in (1, 8, 64)}
+    errors = {count: bench.error(count) for count in (1, 8, 64)}
     del bench, timed
-    us.update(_other_ranks(name, config))
+    us.update(_other_ranks(name))
     rows = []
     for count, total in us.items():
         peer = PEERS.get(name, {}).get(int(count), None) if count.isdigit() else None
@@ -217,7 +230,7 @@ def measure(name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _other_ranks(name: str, config: FusedConfig) -> dict[str, float]:
+def _other_ranks(name: str) -> dict[str, float]:
     """64 tenants at r=8; 63 at r=8 and one at r=64; every second one on the first projection only."""
     cases = {
         "64 at r=8": [Tenant(8)] * 64,
@@ -225,64 +238,59 @@ def _other_ranks(name: str, config: FusedConfig) -> dict[str, float]:
         "64 at r=16, half on the first projection": [Tenant(16), Tenant(16, (True, False, False))] * 32,
     }
     benches = {case: Bench(name, tenants, 16) for case, tenants in cases.items()}
-    return medians({case: Timed(bench.fused(64, config), 16) for case, bench in benches.items()})
+    return medians({case: Timed(bench.beside(64, add=True), 16) for case, bench in benches.items()})
 
 
-def tuning_grid(base: FusedConfig) -> list[FusedConfig]:
-    """Cuts worth trying, in two rounds: the product's blocks, then the adapters'."""
-    found = []
-    for block_n, block_k, stages, warps in itertools.product((32, 64, 128), (64, 128), (3, 4, 6), (4, 8)):
-        if (NUM_ROWS + block_n) * block_k * 2 * stages <= 220_000 and not (warps == 8 and block_n == 32):
-            found.append(replace(base, block_n=block_n, block_k=block_k, stages=stages, num_warps=warps))
-    return found
+SHRINKS = ((8, 256, 8, 2), (8, 256, 8, 4), (4, 256, 8, 2), (8, 512, 8, 4))
+"""(parts of K, chunk, programs a multiprocessor, warps)."""
+
+EXPANDS = ((256, 8, 4), (512, 4, 4), (512, 8, 4), (256, 16, 2), (128, 16, 2))
+"""(columns, programs a multiprocessor, warps)."""
+
+PRODUCTS = (
+    (32, 128, 4, 4), (32, 128, 6, 4), (32, 256, 3, 4), (64, 64, 6, 4), (64, 128, 3, 4), (64, 128, 4, 4),
+    (128, 64, 4, 4), (128, 64, 4, 8), (64, 64, 8, 4),
+)  # fmt: skip
+"""(columns, block of K, stages, warps)."""
 
 
-def second_grid(base: FusedConfig) -> list[FusedConfig]:
-    found = []
-    for workers, splits, chunk in itertools.product((66, 132, 264), (4, 8, 16), (256, 512)):
-        found.append(replace(base, num_workers=workers, splits=splits, chunk=chunk))
-    for unroll, b_stages in itertools.product((1, 2, 4), (2, 3, 4)):
-        found.append(replace(base, unroll=unroll, b_stages=b_stages))
-    return found
-
-
-_PREPARED: dict[str, Bench] = {}
-
-
-def _compile(job: tuple[str, FusedConfig]) -> str | None:
-    """In a process of its own: build and run once, so that the kernel is in the cache on disk."""
-    name, config = job
-    try:
-        if name not in _PREPARED:
-            _PREPARED[name] = Bench(name, [Tenant(16)] * NUM_SLOTS, 1)
-        _PREPARED[name].fused(8, config)()
-        torch.cuda.synchronize()
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error)[:200]}"
-    return None
-
-
-def tune(name: str, counts: Iterable[int], grids: Sequence[Callable[[FusedConfig], list[FusedConfig]]]) -> dict[str, Any]:
-    """Try every config of each grid in turn, the second around the best of the first."""
-    best, log = default_config(name), []
-    bench = Bench(name, [Tenant(16)] * NUM_SLOTS)
+def tune(name: str, counts: Sequence[int] = (1, 8, 64)) -> dict[str, Any]:
+    """Each half and the product under each cut; then base and LoRA together under the best."""
+    bench, best = Bench(name, [Tenant(16)] * NUM_SLOTS), default_config(name)
     base = medians({"base": Timed(bench.base, NUM_LAYERS)})["base"]
-    for grid in grids:
-        configs = grid(best)
-        with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
-            faults = list(pool.map(_compile, [(name, config) for config in configs]))
-        scores: list[tuple[float, FusedConfig, dict[str, float]]] = []
-        for config, fault in zip(configs, faults, strict=True):
-            if fault is not None:
-                log.append({"config": asdict(config), "fault": fault})
-                continue
-            us = medians({str(n): Timed(bench.fused(n, config), NUM_LAYERS) for n in counts}, rounds=3)
-            scores.append((sum(us.values()), config, us))
-            log.append({"config": asdict(config), "us": us})
-        best = min(scores, key=lambda score: score[0])[1]
-        for total, config, us in sorted(scores, key=lambda score: score[0])[:6]:
-            print(name, f"base {base:.1f}", {k: round(v, 1) for k, v in us.items()}, tuple(asdict(config).values()), flush=True)
-    return {"site": name, "base_us": base, "best": asdict(best), "log": log}
+    shrinks = {
+        cut: replace(best, splits=cut[0], chunk=cut[1], shrink_programs=cut[2] * 132, shrink_warps=cut[3])
+        for cut in SHRINKS
+    }
+    best = shrinks[_best(bench, name, "shrink", counts, shrinks)]
+    expands = {cut: replace(best, block_n=cut[0], expand_programs=cut[1] * 132, expand_warps=cut[2]) for cut in EXPANDS}
+    best = expands[_best(bench, name, "expand", counts, expands)]
+    products = {cut: ProductConfig(64, *cut) for cut in PRODUCTS}
+    us = medians({str(cut): Timed(bench.products(config), NUM_LAYERS) for cut, config in products.items()}, rounds=3)
+    print(name, f"base {base:.1f}", "product", {cut: round(each, 1) for cut, each in us.items()}, flush=True)
+    whole = {}
+    for place in sorted(products, key=lambda cut: us[str(cut)])[:2]:
+        for add in (False, True):
+            for count in counts:
+                run = bench.beside(count, best, add=add, product=products[place])
+                whole[f"{place} {count}{' +add' * add}"] = Timed(run, NUM_LAYERS)
+    for add in (False, True):
+        for count in counts:
+            run = bench.beside(count, best, add=add, product=ProductConfig(0, 0, 0, 0, 0))
+            whole[f"cublas {count}{' +add' * add}"] = Timed(run, NUM_LAYERS)
+    whole_us = medians(whole)
+    print(name, f"base {base:.1f}", {k: round(v, 1) for k, v in whole_us.items()}, best, flush=True)
+    return {"site": name, "base_us": base, "best": asdict(best), "products": us, "whole": whole_us}
+
+
+def _best(bench: Bench, name: str, half: str, counts: Sequence[int], configs: dict[Any, LoraConfig]) -> Any:
+    scores = {}
+    for cut, config in configs.items():
+        timed = {n: Timed(bench.half(n, config, expand=half == "expand"), NUM_LAYERS) for n in counts}
+        us = medians({str(n): one for n, one in timed.items()}, rounds=3)
+        scores[cut] = sum(us.values())
+        print(name, half, {k: round(v, 1) for k, v in us.items()}, cut, flush=True)
+    return min(scores, key=lambda cut: scores[cut])
 
 
 def main() -> None:
@@ -294,14 +302,16 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     names = options.sites.split(",")
     if options.tune:
-        results = [tune(name, (0, 8, 64), [tuning_grid, second_grid]) for name in names]
+        results = [tune(name) for name in names]
         (options.out / "gpu_kernels_tuning.json").write_text(json.dumps(results, indent=1))
         return
     rows = [row for name in names for row in measure(name)]
     device = torch.cuda.get_device_name()
     record = {"device": device, "torch": torch.__version__, "commit": commit(), "rows": rows}
     (options.out / "gpu_kernels.json").write_text(json.dumps(record, indent=1))
-    print(f"{device}, torch {torch.__version__}, commit {record['commit']}; microseconds a layer, {NUM_ROWS} rows, r=16")
+    print(
+        f"{device}, torch {torch.__version__}, commit {record['commit']}; microseconds a layer, {NUM_ROWS} rows, r=16"
+    )
     for row in rows:
         print("  ".join(f"{key} {value}" for key, value in row.items() if value is not None))
 

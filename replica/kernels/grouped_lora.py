@@ -1,22 +1,20 @@
-"""Grouped LoRA on a CUDA device: launches the Triton kernels over the slots of an arena. Knows nothing of requests.
+"""Grouped LoRA on a CUDA device, beside the base product: launches the Triton kernels over the slots of an arena.
 
-`linear` makes a whole projection group of a step of few rows in one launch; `add` adds LoRA to an output that is there
-already, for any number of rows. Both read where A and B lie, ranks and scales from the slot tables, so a captured
-graph follows whatever the tables say at its replay.
+Where A and B lie, ranks and scales are read from the slot tables on the device, so a captured graph follows whatever
+the tables say at its replay. Knows nothing of requests.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from replica.kernels.fused_linear import fused_linear_kernel
-from replica.kernels.rows import RANK_BLOCK, RowsView
-from replica.kernels.shrink_expand import expand_kernel, shrink_kernel
-from replica.kernels.tuning import FusedConfig, fused_config, shrink_splits
-
-MAX_FUSED_ROWS = 128
-MAX_SPLITS = 16
+from replica.kernels.product import product_kernel
+from replica.kernels.rows import MAX_DECODE_ROWS, RowsView
+from replica.kernels.shrink_expand import bind_kernel, expand_kernel, shrink_kernel
+from replica.kernels.tuning import LoraConfig, ProductConfig, lora_config, product_config
 
 
 class Tables(Protocol):
@@ -41,37 +39,52 @@ class GroupShape:
         return sum(self.out_features)
 
 
+@dataclass(frozen=True, slots=True)
+class BoundRows:
+    """A step's rows, and for each site and tile the record of its adapter: int64 [num_sites, max_tiles, 4]."""
+
+    rows: RowsView
+    records: torch.Tensor
+
+    @property
+    def width(self) -> int:
+        """Room for the largest rank, in whole blocks."""
+        block = self.rank_block
+        return -(-self.rows.max_rank // block) * block
+
+    @property
+    def rank_block(self) -> int:
+        """Rows of A that a program takes at a time: 16, which matrix units want at least, or more for prompts."""
+        if self.rows.capacity <= MAX_DECODE_ROWS or self.rows.max_rank <= 16:
+            return 16
+        return 32 if self.rows.max_rank <= 32 else 64
+
+    def arguments(self) -> tuple[torch.Tensor, ...]:
+        return self.records, self.records.view(torch.int32)
+
+
 class LoraKernels:
-    """The kernels of one base model over one arena. One step at a time: `begin`, then any number of the others.
+    """The kernels of one base model over one arena: `memory`, 1-D, in the base's dtype, and its slot tables."""
 
-    `memory` is the arena, 1-D, in the base's dtype; `num_groups` bounds the index given to `linear`.
-    """
-
-    def __init__(
-        self, memory: torch.Tensor, tables: Tables, *, max_rows: int, max_rank: int, num_groups: int
-    ) -> None:
-        device = memory.device
+    def __init__(self, memory: torch.Tensor, tables: Tables) -> None:
         self._memory, self._tables = memory, tables
         self._num_sites = tables.ranks.shape[1]
-        self._width = -(-max_rank // RANK_BLOCK) * RANK_BLOCK
-        self._max_fused_rows = min(max_rows, MAX_FUSED_ROWS)
-        self._counters = torch.zeros(num_groups, dtype=torch.int32, device=device)
-        self._partial = torch.empty(MAX_SPLITS, self._max_fused_rows, 3 * self._width, device=device)
         self._precision = "ieee" if memory.dtype == torch.float32 else "tf32"
-        self._num_processors = num_processors(device)
-        self._rows: RowsView | None = None
+        self._num_processors = _num_processors(memory.device)
+        self._side = _SideStream(memory.device)
 
     def __repr__(self) -> str:
-        return f"LoraKernels(num_groups={len(self._counters)}, num_sites={self._num_sites}, {self._memory.dtype})"
+        return f"LoraKernels(num_sites={self._num_sites}, {self._memory.dtype}, {self._memory.device})"
 
-    def can_fuse(self, num_rows: int) -> bool:
-        """Whether `linear` takes steps of this many rows."""
-        return num_rows <= self._max_fused_rows
-
-    def begin(self, rows: RowsView) -> None:
-        """Start a step; in a captured graph, a node of it."""
-        self._rows = rows
-        self._counters.zero_()
+    def bind(self, rows: RowsView) -> BoundRows:
+        """Look up the step's adapters, once for all sites; in a captured graph, a node at its start."""
+        tables, num_tiles = self._tables, max(1, rows.max_tiles)
+        records = torch.empty(self._num_sites, num_tiles, 4, dtype=torch.int64, device=rows.words.device)
+        bind_kernel[(self._num_sites, -(-num_tiles // 64))](
+            records, rows.words, rows.capacity, num_tiles, self._num_sites,
+            tables.a_offsets, tables.b_offsets, tables.ranks, tables.scales, BLOCK=64, num_warps=2,
+        )  # fmt: skip
+        return BoundRows(rows, records)
 
     def linear(
         self,
@@ -79,67 +92,101 @@ class LoraKernels:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         group: GroupShape,
-        index: int,
-        config: FusedConfig | None = None,
+        bound: BoundRows,
+        config: LoraConfig | None = None,
+        product: ProductConfig | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x W^T + bias, LoRA), both [rows, sum of out], to be added; LoRA runs beside the product, on a second stream.
+
+        `x` is [rows, in], `weight` [sum of out, in].
+        """
+        with self._side.beside():
+            delta = self.delta(x, group, bound, config)
+        y = self.product(x, weight, bias, product)
+        self._side.join()
+        return y, delta
+
+    def product(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: ProductConfig | None = None
     ) -> torch.Tensor:
-        """x W^T + bias + LoRA: `x` [num_rows, in], `weight` [sum of out, in]; each `index` once a step."""
-        rows = self._rows
-        assert rows is not None, "begin comes first"
-        num_rows = x.shape[0]
-        assert self.can_fuse(num_rows), f"{num_rows} rows"
-        assert x.is_contiguous(), "rows lie one after the other"
-        assert weight.is_contiguous(), "rows lie one after the other"
-        config = config or fused_config(num_rows, group.num_out, group.in_features, self._num_processors)
-        y = torch.empty(num_rows, group.num_out, dtype=x.dtype, device=x.device)
-        outs = _three(group.out_features)
-        num_tiles = sum(-(-width // config.block_n) for width in outs)
-        split_k = _split(group.in_features, config.splits, config.chunk)
-        fused_linear_kernel[(config.num_workers + num_tiles,)](
-            x, weight, weight if bias is None else bias, y, self._partial,
-            *self._slot_arguments(), rows.words, self._counters[index:],
-            num_rows, rows.capacity, self._num_sites, *_three(group.sites), *outs, group.in_features, split_k,
-            self._partial.stride(0), self._partial.stride(1), self._width,
-            P=len(group.sites), HAS_BIAS=bias is not None, NUM_WORKERS=config.num_workers,
-            SPLITS=-(-group.in_features // split_k), CHUNK=config.chunk,
-            BM=config.block_m, BN=config.block_n, BK=config.block_k, STAGES=config.stages, B_STAGES=config.b_stages,
-            UNROLL=config.unroll, EVEN_K=group.in_features % config.block_k == 0, PRECISION=self._precision,
-            num_warps=config.num_warps,
+        """x W^T + bias, [rows, out]; by the library where there are many rows or the weight is not contiguous."""
+        num_rows, (num_out, width) = x.shape[0], weight.shape
+        cut = config or product_config(num_rows, num_out, width, self._num_processors)
+        if cut is None or not cut.block_n or not weight.is_contiguous():
+            return torch.nn.functional.linear(x, weight, bias)
+        y = torch.empty(num_rows, num_out, dtype=x.dtype, device=x.device)
+        product_kernel[(-(-num_out // cut.block_n),)](
+            x, weight, weight if bias is None else bias, y, num_rows, num_out, width,
+            HAS_BIAS=bias is not None, BM=cut.block_m, BN=cut.block_n, BK=cut.block_k, STAGES=cut.stages,
+            EVEN_K=width % cut.block_k == 0, PRECISION=self._precision, num_warps=cut.num_warps,
         )  # fmt: skip
         return y
 
-    def add(self, y: torch.Tensor, x: torch.Tensor, group: GroupShape) -> None:
-        """Add LoRA to `y` [num_rows, sum of out] in place, from `x` [num_rows, in]."""
-        rows = self._rows
-        assert rows is not None, "begin comes first"
-        if not rows.num_tiles:
-            return
-        block = min(max(RANK_BLOCK, 1 << (rows.max_rank - 1).bit_length()), 64)
-        width = -(-rows.max_rank // block) * block
-        num_projections = len(group.sites)
-        splits = shrink_splits(rows.num_tiles * num_projections, group.in_features, self._num_processors)
-        split_k = _split(group.in_features, splits, 128)
+    def delta(
+        self, x: torch.Tensor, group: GroupShape, bound: BoundRows, config: LoraConfig | None = None
+    ) -> torch.Tensor:
+        """scale B A x for each row's adapter, [rows, sum of out] in the dtype of `x`; 0 where a row has none."""
+        cut = config or lora_config(bound.rows, len(group.sites), group.in_features, self._num_processors)
+        return self.expand(self.shrink(x, group, bound, cut), x.dtype, group, bound, cut)
+
+    def shrink(self, x: torch.Tensor, group: GroupShape, bound: BoundRows, cut: LoraConfig) -> torch.Tensor:
+        """A x in parts: float32 [parts of K, rows, projections * width], to be summed over the parts."""
+        rows, count = bound.rows, len(group.sites)
+        assert x.is_contiguous(), "rows lie one after the other"
+        assert x.shape == (rows.capacity, group.in_features), (x.shape, rows.capacity, group.in_features)
+        split_k = -(-group.in_features // (cut.splits * cut.block_k)) * cut.block_k
         splits = -(-group.in_features // split_k)
-        t = torch.empty(splits, x.shape[0], num_projections * width, device=x.device)
-        strides = (t.stride(0), t.stride(1), width)
-        memory, a_offsets, b_offsets, ranks, scales = self._slot_arguments()
-        sites, outs = _three(group.sites), _three(group.out_features)
-        shrink_kernel[(num_projections, rows.num_tiles, splits)](
-            x, t, memory, a_offsets, ranks, rows.words, rows.capacity, self._num_sites, *sites, group.in_features,
-            split_k, *strides, RBLOCK=block, TILE=rows.tile_rows, BK=128, STAGES=3,
-            EVEN_K=group.in_features % 128 == 0, PRECISION=self._precision, num_warps=4,
+        t = torch.empty(splits, rows.capacity, count * bound.width, dtype=torch.float32, device=x.device)
+        num_items = rows.max_tiles * count * splits
+        shrink_kernel[(min(num_items, cut.shrink_programs),)](
+            x, t, self._memory, *bound.arguments(), rows.words, rows.max_tiles, *_three(group.sites),
+            group.in_features, split_k, t.stride(0), t.stride(1), bound.width,
+            P=count, SPLITS=splits, R=bound.rank_block, TILE=rows.tile_rows, CHUNK=cut.chunk,
+            BK=cut.block_k, STAGES=cut.stages, PRECISION=self._precision, num_warps=cut.shrink_warps,
         )  # fmt: skip
-        num_blocks = sum(-(-each // 128) for each in outs)
-        expand_kernel[(rows.num_tiles, num_blocks)](
-            y, t, memory, b_offsets, ranks, scales, rows.words, rows.capacity, self._num_sites, *sites, *outs,
-            *strides, SPLITS=splits, RBLOCK=block, TILE=rows.tile_rows, BN=128, PRECISION=self._precision, num_warps=4,
+        return t
+
+    def expand(
+        self, t: torch.Tensor, dtype: torch.dtype, group: GroupShape, bound: BoundRows, cut: LoraConfig
+    ) -> torch.Tensor:
+        """scale B t, [rows, sum of out], from what `shrink` returned."""
+        rows, outs = bound.rows, _three(group.out_features)
+        d = torch.empty(rows.capacity, group.num_out, dtype=dtype, device=t.device)
+        num_items = rows.max_tiles * sum(-(-each // cut.block_n) for each in outs)
+        expand_kernel[(min(num_items, cut.expand_programs),)](
+            d, t, self._memory, *bound.arguments(), bound.records.view(torch.float32), rows.words, rows.max_tiles,
+            *_three(group.sites), *outs, t.stride(0), t.stride(1), bound.width,
+            SPLITS=t.shape[0], R=bound.rank_block, TILE=rows.tile_rows, BN=cut.block_n, PRECISION=self._precision,
+            num_warps=cut.expand_warps,
         )  # fmt: skip
-
-    def _slot_arguments(self) -> tuple[torch.Tensor, ...]:
-        tables = self._tables
-        return self._memory, tables.a_offsets, tables.b_offsets, tables.ranks, tables.scales
+        return d
 
 
-def num_processors(device: torch.device) -> int:
+class _SideStream:
+    """A second stream that forks from the current one and joins it again; on other devices nothing at all."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """What is launched inside waits for the current stream's work so far, and for nothing after."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """What the current stream launches from now on waits for what was launched beside it."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+
+
+def _num_processors(device: torch.device) -> int:
     """Multiprocessors of a CUDA device; elsewhere the kernels are interpreted, and a small grid will do."""
     if device.type != "cuda":
         return 4
@@ -151,8 +198,3 @@ def _three(values: tuple[int, ...]) -> tuple[int, int, int]:
     """Kernels take three projections; those that are not there have no columns."""
     first, second, third = (*values, 0, 0)[:3]
     return first, second, third
-
-
-def _split(in_features: int, splits: int, multiple: int) -> int:
-    """Length of a part of K: a multiple of `multiple`, so that there are at most `splits` parts."""
-    return -(-in_features // (splits * multiple)) * multiple

@@ -1,9 +1,8 @@
 """Which rows of a step belong to which slot, as one run of int32 words that the kernels read. Knows no weights.
 
-The words of a step with room for `capacity` rows, in order: a head of `HEAD` words (number of segments, number of rank
-levels, number of tiles, then for each rank level how many segments reach it), and seven arrays of `capacity` words:
-the start, end and slot of each segment; the segment and the slot of each row (-1: base only); the segment and the
-first row of each tile. Segments are ordered by falling rank, so that level c concerns the first `levels[c]` of them.
+The rows are cut into *tiles*: neighbouring rows of one slot, or of none. The words of a step with room for `capacity`
+rows: a head of `HEAD` words, the first of which is the number of tiles, then the first row, the end and the slot
+(`NONE`: base only) of each tile, in three arrays of `capacity` words. Every row lies in exactly one tile.
 """
 
 from collections.abc import Sequence
@@ -13,14 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-RANK_BLOCK = 16
-"""A rank level is this many rows of A: level c holds the rows from 16 c on."""
-
-MAX_RANK = 256
-LEVELS_AT = 4
-HEAD = 32
-NUM_ARRAYS = 7
+HEAD = 4
+NUM_ARRAYS = 3
 NONE = -1
+DECODE_TILE = 16
+PROMPT_TILE = 64
+MAX_DECODE_ROWS = 512
 
 Words = NDArray[np.int32]
 
@@ -39,15 +36,18 @@ class RowSegment:
 class RowsView:
     """A step's words on the device, and what the host needs for sizing launches.
 
-    `capacity` is the number of rows there is room for, `num_tiles` how many tiles to launch (a captured graph takes
-    `capacity`, whatever the step turns out to be), `max_rank` an upper bound for the step's ranks.
+    `capacity` is the number of rows of the step, `max_tiles` and `max_rank` upper bounds (a captured graph takes
+    `capacity` and the configured rank, whatever its steps turn out to be).
     """
 
     words: torch.Tensor
     capacity: int
-    tile_rows: int
-    num_tiles: int
+    max_tiles: int
     max_rank: int
+
+    @property
+    def tile_rows(self) -> int:
+        return tile_rows_for(self.capacity)
 
 
 def num_words(capacity: int) -> int:
@@ -56,45 +56,42 @@ def num_words(capacity: int) -> int:
 
 
 def tile_rows_for(num_rows: int) -> int:
-    """Rows a tile: small ones for decode steps, where a segment has few rows, large ones for prompts."""
-    return 16 if num_rows <= 512 else 64
+    """Rows a tile: few for decode steps, where a segment has few rows, more for prompts."""
+    return DECODE_TILE if num_rows <= MAX_DECODE_ROWS else PROMPT_TILE
 
 
 def pack_rows(segments: Sequence[RowSegment], capacity: int, out: Words) -> int:
-    """Fill `out`, of at least `num_words(capacity)`; returns the number of tiles. Vectorised; writes every word."""
+    """Fill `out`, of at least `num_words(capacity)`; returns the number of tiles. Vectorised; writes every word.
+
+    `segments` are in the order of their rows; rows between and after them are base only.
+    """
     words = out[: num_words(capacity)]
-    words[:HEAD] = 0
-    arrays = words[HEAD:].reshape(NUM_ARRAYS, capacity)
-    arrays[:] = NONE
-    if not segments:
-        return 0
-    table = np.array([(s.start, s.end, s.slot, s.max_rank) for s in segments], dtype=np.int64)
-    table = table[np.argsort(-table[:, 3], kind="stable")]
-    num_segments, (starts, ends, slots, ranks) = len(table), table.T
-    assert starts.min() >= 0, "a segment begins before the step"
-    assert ends.max() <= capacity, "a segment ends beyond the step"
-    assert ranks.max() <= MAX_RANK, f"rank {ranks.max()}"
-    arrays[0, :num_segments], arrays[1, :num_segments], arrays[2, :num_segments] = starts, ends, slots
-    _pack_rows_of(arrays, starts, ends, slots)
-    num_tiles = _pack_tiles(arrays, starts, ends, tile_rows_for(capacity))
-    levels = [int((ranks > level * RANK_BLOCK).sum()) for level in range(-(-int(ranks.max()) // RANK_BLOCK))]
-    words[:3] = num_segments, len(levels), num_tiles
-    words[LEVELS_AT : LEVELS_AT + len(levels)] = levels
+    words[:] = NONE
+    runs = _runs(segments, capacity)
+    starts, ends, slots = runs.T
+    assert (starts[1:] == ends[:-1]).all(), "segments are in order and do not overlap"
+    tile_rows = tile_rows_for(capacity)
+    counts = -(-(ends - starts) // tile_rows)
+    run_of = np.repeat(np.arange(len(runs)), counts)
+    nth = np.arange(len(run_of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    firsts = starts[run_of] + nth * tile_rows
+    num_tiles = len(run_of)
+    words[0] = num_tiles
+    arrays = words[HEAD:].reshape(NUM_ARRAYS, capacity)[:, :num_tiles]
+    arrays[0], arrays[1], arrays[2] = firsts, np.minimum(firsts + tile_rows, ends[run_of]), slots[run_of]
     return num_tiles
 
 
-def _pack_rows_of(arrays: Words, starts: NDArray[np.int64], ends: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-    lengths = ends - starts
-    segment_of = np.repeat(np.arange(len(starts)), lengths)
-    rows = np.arange(len(segment_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + starts[segment_of]
-    arrays[3, rows] = segment_of
-    arrays[4, rows] = slots[segment_of]
-
-
-def _pack_tiles(arrays: Words, starts: NDArray[np.int64], ends: NDArray[np.int64], tile_rows: int) -> int:
-    counts = -(-(ends - starts) // tile_rows)
-    segment_of = np.repeat(np.arange(len(starts)), counts)
-    nth = np.arange(len(segment_of)) - np.repeat(np.cumsum(counts) - counts, counts)
-    arrays[5, : len(segment_of)] = segment_of
-    arrays[6, : len(segment_of)] = starts[segment_of] + nth * tile_rows
-    return len(segment_of)
+def _runs(segments: Sequence[RowSegment], capacity: int) -> NDArray[np.int64]:
+    """(start, end, slot) of segments and of the gaps between them, [num_runs, 3]."""
+    runs: list[tuple[int, int, int]] = []
+    row = 0
+    for segment in segments:
+        if segment.start > row:
+            runs.append((row, segment.start, NONE))
+        runs.append((segment.start, segment.end, segment.slot))
+        row = segment.end
+    assert row <= capacity, f"segments end at row {row}, the step has {capacity}"
+    if row < capacity:
+        runs.append((row, capacity, NONE))
+    return np.array(runs, dtype=np.int64).reshape(-1, 3)

@@ -1,103 +1,249 @@
-"""y += LoRA in two launches, for any number of rows (prompts), as Triton kernels: t = A x, then y += scale B t.
+"""The two halves of grouped LoRA as Triton kernels: t = A x, then d = scale B t, row by row with the row's adapter.
 
-A tile is a few rows of one segment; `RowsView` lists them. Used where a step has too many rows for `fused_linear`.
+`bind_kernel` looks up, once a step, where each tile's adapter lies at each site; the others read that one record of
+32 bytes. A program works on items of (tile, projection, part of K) or (tile, block of columns), one after the other,
+so that the grid has a fixed size whatever the step turns out to be. Tiles of one row (decode, each row another tenant)
+are sums of products; tiles of more rows use the matrix units. Each value is summed in one order: no atomics, and
+results do not depend on timing. What is computed is that of Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).
 """
 
 # Triton kernels are traced: types are those of tensors on the device.
-# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
 import triton
 import triton.language as tl
 
-from replica.kernels.fused_linear import padded, site_of
 from replica.kernels.rows import HEAD
 
 _HEAD = tl.constexpr(HEAD)
+UNIT = tl.constexpr(32)
+"""Records count offsets in steps of so many elements, since images are aligned: so the compiler knows, too."""
 
 
 @triton.jit
-def _tile_rows(words, capacity, tile, TILE: tl.constexpr):
-    """(slot, rows, mask) of a tile; the slot is -1 for tiles that this step does not have."""
-    segments = words + _HEAD
-    segment = tl.load(segments + 5 * capacity + tile)
-    exists = segment >= 0
-    slot = tl.load(segments + 2 * capacity + segment, mask=exists, other=-1)
-    end = tl.load(segments + capacity + segment, mask=exists, other=0)
-    rows = tl.load(segments + 6 * capacity + tile) + tl.arange(0, TILE)
-    return slot, rows, rows < end
+def bind_kernel(
+    records, words, capacity, max_tiles, num_sites, a_offsets, b_offsets, ranks, scales, BLOCK: tl.constexpr
+):
+    """records[site, tile] = (offset of A, offset of B, both in units; rank and scale; first row and end), int64.
+
+    Grid: (sites, blocks of tiles). A tile that has no adapter, or whose adapter leaves the site alone, has rank 0.
+    """
+    site = tl.program_id(0)
+    tile = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    exists = tile < tl.minimum(tl.load(words), max_tiles)
+    start = tl.load(words + _HEAD + tile, mask=exists, other=0)
+    end = tl.load(words + _HEAD + capacity + tile, mask=exists, other=0)
+    slot = tl.load(words + _HEAD + 2 * capacity + tile, mask=exists, other=-1)
+    entry = tl.maximum(slot, 0).to(tl.int64) * num_sites + site
+    has_slot = slot >= 0
+    rank = tl.load(ranks + entry, mask=has_slot, other=0)
+    scale = tl.load(scales + entry, mask=has_slot, other=0.0).to(tl.int32, bitcast=True)
+    out = records + (site * max_tiles + tile) * 4
+    kept = tile < max_tiles
+    tl.store(out, tl.load(a_offsets + entry, mask=has_slot, other=0) // UNIT, mask=kept)
+    tl.store(out + 1, tl.load(b_offsets + entry, mask=has_slot, other=0) // UNIT, mask=kept)
+    tl.store(out + 2, _both(rank, scale), mask=kept)
+    tl.store(out + 3, _both(start, end), mask=kept)
+
+
+@triton.jit
+def _both(low, high):
+    """Two int32 in one int64."""
+    return (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
+
+
+@triton.jit
+def _pick(p, first, second, third):
+    """The p-th of three."""
+    return tl.where(p == 0, first, tl.where(p == 1, second, third))
+
+
+@triton.jit
+def _shrink_one_row(x, a, t, rank, k0, k1, K, R: tl.constexpr, CHUNK: tl.constexpr):
+    """t[0:R] = A[0:R, k0:k1] x[k0:k1]."""
+    r = tl.arange(0, R)
+    sums = tl.zeros([R, CHUNK], dtype=tl.float32)
+    for k in range(k0, k1, CHUNK):
+        ks = k + tl.arange(0, CHUNK)
+        inside = ks < k1
+        values = tl.load(a + r[:, None] * K + ks[None, :], mask=(r < rank)[:, None] & inside[None, :], other=0.0)
+        row = tl.load(x + ks, mask=inside, other=0.0)
+        sums += values.to(tl.float32) * row.to(tl.float32)[None, :]
+    tl.store(t + r, tl.sum(sums, axis=1))
+
+
+@triton.jit
+def _shrink_rows(
+    x, a, t, start, end, rank, k0, k1, K, T_STRIDE,
+    R: tl.constexpr, TILE: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same for the rows [start, end) of a tile."""
+    r = tl.arange(0, R)
+    rows = start + tl.arange(0, TILE)
+    in_rows = (rows < end)[:, None]
+    x_rows = x + rows.to(tl.int64)[:, None] * K
+    sums = tl.zeros([TILE, R], dtype=tl.float32)
+    for k in tl.range(k0, k1, BK, num_stages=STAGES):
+        ks = k + tl.arange(0, BK)
+        inside = (ks < k1)[None, :]
+        x_tile = tl.load(x_rows + ks[None, :], mask=in_rows & inside, other=0.0)
+        a_tile = tl.load(a + r[:, None] * K + ks[None, :], mask=(r < rank)[:, None] & inside, other=0.0)
+        sums = tl.dot(x_tile, tl.trans(a_tile), sums, input_precision=PRECISION)
+    tl.store(t + rows.to(tl.int64)[:, None] * T_STRIDE + r[None, :], sums, mask=in_rows)
+
+
+@triton.jit
+def _shrink_record(
+    item, num_items, records, words32, max_tiles, site0, site1, site2, P: tl.constexpr, SPLITS: tl.constexpr
+):
+    """(offset of A in units, rank, first row, end) of an item; rank 0 beyond the last one."""
+    exists = item < num_items
+    record = _pick(item % P, site0, site1, site2) * max_tiles + item // (P * SPLITS)
+    a_offset = tl.load(records + record * 4, mask=exists, other=0)
+    rank = tl.load(words32 + record * 8 + 4, mask=exists, other=0)
+    start = tl.load(words32 + record * 8 + 6, mask=exists, other=0)
+    end = tl.load(words32 + record * 8 + 7, mask=exists, other=0)
+    return a_offset, rank, start, end
 
 
 @triton.jit
 def shrink_kernel(
-    x, t, memory, a_offsets, ranks, words, capacity, num_sites, site0, site1, site2, K, split_k,
-    T_SPLIT, T_STRIDE, R_MAX,
-    RBLOCK: tl.constexpr, TILE: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-    EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    x, t, memory, records, words32, words, max_tiles, site0, site1, site2, K, split_k, T_SPLIT, T_STRIDE, R_MAX,
+    P: tl.constexpr, SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+    BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """t[split, row, p R_MAX + r] = A_p[r] x[row] over one part of K. Grid: (projections, tiles, parts of K).
+    """t[split, row, p R_MAX + r] = A_p[r] x[row] over one part of K.
 
-    The projections of a tile are neighbours in the grid, so that `x` comes from memory once.
+    `x` is [rows, K], `t` float32, `words32` the records as int32. The projections of a tile are neighbours, so that
+    `x` comes from memory once. Each item's record is on its way while the one before is computed.
     """
-    slot, rows, mask = _tile_rows(words, capacity, tl.program_id(1), TILE)
-    p = tl.program_id(0)
-    if slot >= 0:
-        entry = slot.to(tl.int64) * num_sites + site_of(p, site0, site1, site2)
-        rank = tl.load(ranks + entry)
-        a = memory + tl.multiple_of(tl.load(a_offsets + entry), 32)
-        k0 = tl.program_id(2) * split_k
+    num_items = tl.load(words) * (P * SPLITS)
+    first = tl.program_id(0)
+    step = tl.num_programs(0)
+    a_offset, rank, start, end = _shrink_record(
+        first, max_tiles * (P * SPLITS), records, words32, max_tiles, site0, site1, site2, P, SPLITS
+    )
+    for item in range(first, num_items, step):
+        next_a, next_rank, next_start, next_end = _shrink_record(
+            item + step, num_items, records, words32, max_tiles, site0, site1, site2, P, SPLITS
+        )
+        split = item // P % SPLITS
+        k0 = split * split_k
         k1 = tl.minimum(k0 + split_k, K)
-        x_rows = x + rows.to(tl.int64)[:, None] * K
-        for level in range(0, rank, RBLOCK):
-            r = level + tl.arange(0, RBLOCK)
-            sums = tl.zeros([TILE, RBLOCK], dtype=tl.float32)
-            for k in tl.range(k0, k1, BK, num_stages=STAGES):
-                ks = k + tl.arange(0, BK)
-                x_mask, a_mask = mask[:, None], (r < rank)[:, None]
-                if not EVEN_K:
-                    x_mask, a_mask = x_mask & (ks < k1)[None, :], a_mask & (ks < k1)[None, :]
-                x_tile = tl.load(x_rows + ks[None, :], mask=x_mask, other=0.0)
-                a_tile = tl.load(a + r[:, None] * K + ks[None, :], mask=a_mask, other=0.0)
-                sums = tl.dot(x_tile, tl.trans(a_tile), sums, input_precision=PRECISION)
-            out = t + tl.program_id(2) * T_SPLIT + rows.to(tl.int64)[:, None] * T_STRIDE + p * R_MAX + r[None, :]
-            tl.store(out, sums, mask=mask[:, None] & (r < R_MAX)[None, :])
+        a = memory + a_offset * UNIT
+        for level in range(0, rank, R):
+            out = t + split * T_SPLIT + (item % P) * R_MAX + level
+            if end - start == 1:
+                row = start.to(tl.int64)
+                _shrink_one_row(x + row * K, a + level * K, out + row * T_STRIDE, rank - level, k0, k1, K, R, CHUNK)
+            else:
+                _shrink_rows(
+                    x, a + level * K, out, start, end, rank - level, k0, k1, K, T_STRIDE, R, TILE, BK, STAGES,
+                    PRECISION,
+                )  # fmt: skip
+        a_offset, rank, start, end = next_a, next_rank, next_start, next_end
+
+
+@triton.jit
+def _expand_one_row(
+    d, t, b, rank, stride, scale, in_width, columns, T_SPLIT,
+    SPLITS: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """d[columns] = scale B[columns] t."""
+    sums = tl.zeros([BN], dtype=tl.float32)
+    for level in range(0, rank, R):
+        r = level + tl.arange(0, R)
+        mask = in_width[:, None] & (r < stride)[None, :]
+        values = tl.load(b + columns[:, None] * stride + r[None, :], mask=mask, other=0.0)
+        own = tl.zeros([R], dtype=tl.float32)
+        for split in tl.static_range(SPLITS):
+            own += tl.load(t + split * T_SPLIT + r, mask=r < rank, other=0.0)
+        sums += tl.sum(values.to(tl.float32) * own[None, :], axis=1)
+    tl.store(d + columns, (sums * scale).to(d.dtype.element_ty), mask=in_width)
+
+
+@triton.jit
+def _expand_rows(
+    d, t, b, rows, in_rows, rank, stride, scale, in_width, columns, num_out, T_SPLIT, T_STRIDE,
+    SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same for the rows of a tile."""
+    sums = tl.zeros([TILE, BN], dtype=tl.float32)
+    for level in range(0, rank, R):
+        r = level + tl.arange(0, R)
+        mask = in_width[:, None] & (r < stride)[None, :]
+        values = tl.load(b + columns[:, None] * stride + r[None, :], mask=mask, other=0.0)
+        t_rows = t + rows[:, None] * T_STRIDE + r[None, :]
+        own = tl.zeros([TILE, R], dtype=tl.float32)
+        for split in tl.static_range(SPLITS):
+            own += tl.load(t_rows + split * T_SPLIT, mask=in_rows[:, None] & (r < rank)[None, :], other=0.0)
+        sums = tl.dot((own * scale).to(values.dtype), tl.trans(values), sums, input_precision=PRECISION)
+    out = d + rows[:, None] * num_out + columns[None, :]
+    tl.store(out, sums.to(d.dtype.element_ty), mask=in_rows[:, None] & in_width[None, :])
+
+
+@triton.jit
+def _expand_record(
+    item, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01, site0, site1, site2
+):
+    """(offset of B in units, rank, scale, first row, end) of an item."""
+    exists = item < num_items
+    block = item % num_blocks
+    p = (block >= blocks0).to(tl.int32) + (block >= blocks01).to(tl.int32)
+    record = _pick(p, site0, site1, site2) * max_tiles + item // num_blocks
+    b_offset = tl.load(records + record * 4 + 1, mask=exists, other=0)
+    rank = tl.load(words32 + record * 8 + 4, mask=exists, other=0)
+    scale = tl.load(floats + record * 8 + 5, mask=exists, other=0.0)
+    start = tl.load(words32 + record * 8 + 6, mask=exists, other=0)
+    end = tl.load(words32 + record * 8 + 7, mask=exists, other=0)
+    return b_offset, rank, scale, start, end
 
 
 @triton.jit
 def expand_kernel(
-    y, t, memory, b_offsets, ranks, scales, words, capacity, num_sites, site0, site1, site2, out0, out1, out2,
+    d, t, memory, records, words32, floats, words, max_tiles, site0, site1, site2, out0, out1, out2,
     T_SPLIT, T_STRIDE, R_MAX,
-    SPLITS: tl.constexpr, RBLOCK: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y[row, columns of p] += scale B_p t[row]. Grid: (tiles, blocks of BN columns of all projections)."""
-    slot, rows, mask = _tile_rows(words, capacity, tl.program_id(0), TILE)
-    block = tl.program_id(1)
+    """d[row, columns of p] = scale B_p t[row], and 0 for rows and projections without LoRA. `d` [rows, all columns].
+
+    Rows of B lie `stride` elements apart, the rank in steps of eight, so that loads are 16 bytes wide; what fills a
+    row up is zero.
+    """
     blocks0 = tl.cdiv(out0, BN)
     blocks01 = blocks0 + tl.cdiv(out1, BN)
-    p = (block >= blocks0).to(tl.int32) + (block >= blocks01).to(tl.int32)
-    if slot >= 0:
-        entry = slot.to(tl.int64) * num_sites + site_of(p, site0, site1, site2)
-        rank = tl.load(ranks + entry)
-        if rank > 0:
-            first = tl.where(p == 0, 0, tl.where(p == 1, out0, out0 + out1))
-            width = tl.where(p == 0, out0, tl.where(p == 1, out1, out2))
-            block -= tl.where(p == 0, 0, tl.where(p == 1, blocks0, blocks01))
-            columns = block * BN + tl.arange(0, BN)
-            in_width = columns < width
-            b = memory + tl.multiple_of(tl.load(b_offsets + entry), 32)
-            scale = tl.load(scales + entry)
-            stride = padded(rank)
-            sums = tl.zeros([TILE, BN], dtype=tl.float32)
-            for level in range(0, rank, RBLOCK):
-                r = level + tl.arange(0, RBLOCK)
-                t_rows = t + rows.to(tl.int64)[:, None] * T_STRIDE + p * R_MAX + r[None, :]
-                own = tl.zeros([TILE, RBLOCK], dtype=tl.float32)
-                for split in range(SPLITS):
-                    own += tl.load(t_rows + split * T_SPLIT, mask=mask[:, None] & (r < rank)[None, :], other=0.0)
-                b_mask = in_width[:, None] & (r < stride)[None, :]
-                b_tile = tl.load(b + columns[:, None] * stride + r[None, :], mask=b_mask, other=0.0)
-                own = (own * scale).to(b_tile.dtype)
-                sums = tl.dot(own, tl.trans(b_tile), sums, input_precision=PRECISION)
-            out = y + rows.to(tl.int64)[:, None] * (out0 + out1 + out2) + (first + columns)[None, :]
-            y_mask = mask[:, None] & in_width[None, :]
-            old = tl.load(out, mask=y_mask, other=0.0)
-            tl.store(out, (old.to(tl.float32) + sums).to(y.dtype.element_ty), mask=y_mask)
+    num_blocks = blocks01 + tl.cdiv(out2, BN)
+    num_out = out0 + out1 + out2
+    num_items = tl.load(words) * num_blocks
+    first = tl.program_id(0)
+    step = tl.num_programs(0)
+    b_offset, rank, scale, start, end = _expand_record(
+        first, max_tiles * num_blocks, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01,
+        site0, site1, site2,
+    )  # fmt: skip
+    for item in range(first, num_items, step):
+        next_b, next_rank, next_scale, next_start, next_end = _expand_record(
+            item + step, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01,
+            site0, site1, site2,
+        )  # fmt: skip
+        block = item % num_blocks
+        p = (block >= blocks0).to(tl.int32) + (block >= blocks01).to(tl.int32)
+        b = memory + b_offset * UNIT
+        stride = (rank + 7) // 8 * 8
+        columns = (block - _pick(p, 0, blocks0, blocks01)) * BN + tl.arange(0, BN)
+        in_width = columns < _pick(p, out0, out1, out2)
+        out = d + _pick(p, 0, out0, out0 + out1)
+        own = t + p * R_MAX
+        if end - start == 1:
+            row = start.to(tl.int64)
+            _expand_one_row(
+                out + row * num_out, own + row * T_STRIDE, b, rank, stride, scale, in_width, columns, T_SPLIT,
+                SPLITS, R, BN,
+            )  # fmt: skip
+        else:
+            rows = start.to(tl.int64) + tl.arange(0, TILE)
+            _expand_rows(
+                out, own, b, rows, rows < end, rank, stride, scale, in_width, columns, num_out, T_SPLIT, T_STRIDE,
+                SPLITS, R, TILE, BN, PRECISION,
+            )  # fmt: skip
+        b_offset, rank, scale, start, end = next_b, next_rank, next_scale, next_start, next_end

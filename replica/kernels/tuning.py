@@ -2,42 +2,54 @@
 
 from dataclasses import dataclass
 
+from replica.kernels.rows import MAX_DECODE_ROWS, RowsView
+
 
 @dataclass(frozen=True, slots=True)
-class FusedConfig:
-    """How `fused_linear_kernel` is cut; `splits` parts of K for the shrink, on `num_workers` programs."""
+class LoraConfig:
+    """How the two launches are cut.
+
+    The shrink takes K in `splits` parts, a tile of one row in chunks of `chunk`, others in blocks of `block_k`; the
+    expand takes `block_n` columns at a time. Both run on at most so many programs, each with so many warps.
+    """
+
+    splits: int
+    chunk: int
+    block_k: int
+    stages: int
+    shrink_programs: int
+    shrink_warps: int
+    block_n: int
+    expand_programs: int
+    expand_warps: int
+
+
+def lora_config(rows: RowsView, num_projections: int, in_features: int, num_processors: int) -> LoraConfig:
+    """The best known cut. Few tiles take K in more parts, so that the device is full whatever the batch."""
+    most = max(1, min(8, in_features // 512))
+    if rows.capacity > MAX_DECODE_ROWS:
+        splits = min(most, max(1, 4 * num_processors // (rows.max_tiles * num_projections)))
+        return LoraConfig(splits, 256, 128, 3, 8 * num_processors, 4, 128, 8 * num_processors, 4)
+    return LoraConfig(most, 256, 128, 4, 4 * num_processors, 4, 256, 8 * num_processors, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductConfig:
+    """How `product_kernel` is cut."""
 
     block_m: int
     block_n: int
     block_k: int
     stages: int
-    num_workers: int
-    splits: int
-    chunk: int
-    b_stages: int
-    unroll: int
     num_warps: int
 
 
-def fused_config(num_rows: int, num_out: int, in_features: int, num_processors: int) -> FusedConfig:
-    """The best known cut for a step of `num_rows` rows of a projection group."""
+MAX_PRODUCT_ROWS = 128
+
+
+def product_config(num_rows: int, num_out: int, in_features: int, num_processors: int) -> ProductConfig | None:
+    """The best known cut for few rows; None where the library does better."""
+    if num_rows > MAX_PRODUCT_ROWS:
+        return None
     block_m = next(size for size in (16, 32, 64, 128) if num_rows <= size)
-    block_n = 64 if num_out >= 64 * num_processors else 32
-    return FusedConfig(
-        block_m=block_m,
-        block_n=block_n,
-        block_k=128,
-        stages=4,
-        num_workers=num_processors,
-        splits=8,
-        chunk=512,
-        b_stages=3,
-        unroll=2,
-        num_warps=4,
-    )
-
-
-def shrink_splits(num_programs: int, in_features: int, num_processors: int) -> int:
-    """Parts of K, so that a shrink with few tiles still fills the device."""
-    wanted = -(-2 * num_processors // max(num_programs, 1))
-    return max(1, min(wanted, in_features // 512, 8))
+    return ProductConfig(block_m, 64 if num_out >= 96 * num_processors else 32, 128, 4, 4)

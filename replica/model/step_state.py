@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -27,8 +27,11 @@ class GroupShape:
 class LoraKernels(Protocol):
     """The grouped kernels over one arena."""
 
+    def bind(self, rows: RowsView) -> Any:
+        """Look up the step's adapters, once for all groups; on the device, so that a captured graph does it too."""
+
     def linear(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, rows: RowsView
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, bound: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`x W^T + bias` and the adapters' share, both [rows, out], to be added."""
 
@@ -58,6 +61,7 @@ class StepState:
     def __init__(self) -> None:
         self.attention: LayerAttention | None = None
         self.lora: StepLora | None = None
+        self.bound: Any = None
         self.has_lora = False
         self.num_rows = 0
 
@@ -69,10 +73,11 @@ class StepState:
         """Make these the step's for one forward. Rows from `num_rows` on are padding, which nothing attends to."""
         assert self.attention is None, "one forward at a time"
         self.attention, self.num_rows, self.lora, self.has_lora = attention, num_rows, lora, lora is not None
+        self.bound = None if lora is None else lora.kernels.bind(lora.rows)
         try:
             yield
         finally:
-            self.attention, self.num_rows, self.lora, self.has_lora = None, 0, None, False
+            self.attention, self.num_rows, self.lora, self.has_lora, self.bound = None, 0, None, False, None
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -88,7 +93,7 @@ class GroupOfModel:
         """The product and the adapters' share for `x` [rows, in] and `weight` [out, in], in a step with adapters."""
         lora = self.state.lora
         assert lora is not None, "a step without adapters needs the plain product only"
-        return lora.kernels.linear(x.contiguous(), weight, bias, self.shape, lora.rows)
+        return lora.kernels.linear(x.contiguous(), weight, bias, self.shape, self.state.bound)
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)

@@ -6,7 +6,7 @@ import torch
 
 from replica.adapters.slot_tables import SlotTables
 from replica.kernels.grouped_lora import GroupShape
-from replica.kernels.rows import RowSegment, RowsView, num_words, pack_rows, tile_rows_for
+from replica.kernels.rows import RowSegment, RowsView, num_words, pack_rows
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Arena:
         words = torch.zeros(num_words(capacity), dtype=torch.int32)
         num_tiles = pack_rows(segments, capacity, words.numpy())
         max_rank = max((segment.max_rank for segment in segments), default=0)
-        return RowsView(words.to(self.device), capacity, tile_rows_for(capacity), num_tiles, max_rank)
+        return RowsView(words.to(self.device), capacity, num_tiles, max_rank)
 
     def expected(self, x: torch.Tensor, segments: list[RowSegment], group: GroupShape) -> torch.Tensor:
         """What LoRA adds, float64 [rows, sum of out]."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from replica.kernels.grouped_lora import GroupShape, LoraKernels
-from replica.kernels.rows import RowSegment
+from replica.kernels.rows import RowSegment, RowsView
 from tests.replica.kernels.adapters_in_arena import Arena
 
 pytestmark = [
@@ -33,15 +33,13 @@ def arena_for(group: GroupShape, ranks: list[int], dtype: torch.dtype, seed: int
     return Arena(table, group.in_features, list(group.out_features), dtype, DEVICE, seed)
 
 
-def kernels_for(arena: Arena, max_rows: int = 64) -> LoraKernels:
-    max_rank = max(max(ranks) for ranks in arena.ranks)
-    kernels = LoraKernels(arena.memory, arena.tables, max_rows=max_rows, max_rank=max_rank, num_groups=4)
-    kernels._partial.fill_(float("nan"))
-    return kernels
-
-
 def random(*shape: int, dtype: torch.dtype, seed: int = 7) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def delta_of(arena: Arena, x: torch.Tensor, group: GroupShape, view: RowsView) -> torch.Tensor:
+    kernels = LoraKernels(arena.memory, arena.tables)
+    return kernels.delta(x, group, kernels.bind(view))
 
 
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -54,89 +52,86 @@ def num_rows_of(lengths: list[tuple[int, int]]) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize("group", GROUPS, ids=["qkv", "gate_up", "down"])
-def test_fused_linear_equals_float64_on_skewed_segments(group: GroupShape, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("times", [1, 15], ids=["decode", "prompt"])
+def test_delta_equals_float64_on_skewed_segments(group: GroupShape, dtype: torch.dtype, times: int) -> None:
     arena = arena_for(group, MIXED_RANKS, dtype)
-    num_rows, segments = num_rows_of(SKEWED), arena.segments(SKEWED)
-    x = random(num_rows, group.in_features, dtype=dtype)
-    weight = random(group.num_out, group.in_features, dtype=dtype, seed=8) / group.in_features**0.5
-    bias = random(group.num_out, dtype=dtype, seed=9)
-    kernels = kernels_for(arena)
-    kernels.begin(arena.view(segments, num_rows))
-
-    y = kernels.linear(x, weight, bias, group, 2)
-
-    base = x.cpu().double() @ weight.cpu().double().T + bias.cpu().double()
-    assert distance(y, base + arena.expected(x, segments, group)) < TOLERANCE[dtype]
-    assert distance(y[1:3], base[1:3]) < TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, HALF])
-@pytest.mark.parametrize("group", GROUPS, ids=["qkv", "gate_up", "down"])
-@pytest.mark.parametrize("scale_rows", [1, 9])
-def test_add_equals_float64_on_skewed_segments(group: GroupShape, dtype: torch.dtype, scale_rows: int) -> None:
-    arena = arena_for(group, MIXED_RANKS, dtype)
-    lengths = [(slot, length * scale_rows) for slot, length in SKEWED]
+    lengths = [(slot, length * times) for slot, length in SKEWED]
     num_rows, segments = num_rows_of(lengths), arena.segments(lengths)
-    x, before = random(num_rows, group.in_features, dtype=dtype), random(num_rows, group.num_out, dtype=dtype, seed=8)
-    y = before.clone()
-    kernels = kernels_for(arena)
-    kernels.begin(arena.view(segments, num_rows))
+    x = random(num_rows, group.in_features, dtype=dtype)
 
-    kernels.add(y, x, group)
+    delta = delta_of(arena, x, group, arena.view(segments, num_rows))
 
-    expected = before.cpu().double() + arena.expected(x, segments, group)
-    assert distance(y, expected) < TOLERANCE[dtype]
-    base_only = slice(scale_rows, 3 * scale_rows)
-    assert torch.equal(y[base_only], before[base_only])
+    assert distance(delta, arena.expected(x, segments, group)) < TOLERANCE[dtype]
+    assert bool((delta[times : 3 * times] == 0).all()), "rows without an adapter get nothing"
 
 
-def test_fused_linear_follows_tables_that_change_between_steps() -> None:
-    arena = arena_for(QKV, [16, 8], torch.float32)
-    kernels, segments = kernels_for(arena), [RowSegment(0, 4, 0, 16)]
-    x, weight = random(4, 192, dtype=torch.float32), random(160, 192, dtype=torch.float32, seed=8)
-    view = arena.view(segments, 4)
-    kernels.begin(view)
-    with_adapter = kernels.linear(x, weight, None, QKV, 0)
-    arena.tables.ranks[0] = 0
-    kernels.begin(view)
-    without = kernels.linear(x, weight, None, QKV, 0)
-    base = x.cpu().double() @ weight.cpu().double().T
-    assert distance(with_adapter, base + arena.expected(x, segments, QKV)) < 2e-6
-    assert distance(without, base) < 2e-6
-
-
-def test_fused_linear_repeats_bit_for_bit() -> None:
+def test_linear_is_the_base_product_and_the_delta_apart() -> None:
     arena = arena_for(QKV, MIXED_RANKS, torch.float32)
     num_rows, segments = num_rows_of(SKEWED), arena.segments(SKEWED)
     x, weight = random(num_rows, 192, dtype=torch.float32), random(160, 192, dtype=torch.float32, seed=8)
-    kernels = kernels_for(arena)
-    results = []
-    for _ in range(3):
-        kernels.begin(arena.view(segments, num_rows))
-        results.append(kernels.linear(x, weight, None, QKV, 0))
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+    bias, view = random(160, dtype=torch.float32, seed=9), arena.view(segments, num_rows)
+    kernels = LoraKernels(arena.memory, arena.tables)
+
+    y, delta = kernels.linear(x, weight, bias, QKV, kernels.bind(view))
+
+    assert distance(y, x.cpu().double() @ weight.cpu().double().T + bias.cpu().double()) < 2e-6
+    assert torch.equal(delta, delta_of(arena, x, QKV, view))
+
+
+@pytest.mark.parametrize("rank", [1, 7, 8, 17, 40, 256])
+def test_delta_of_any_rank(rank: int) -> None:
+    arena = arena_for(DOWN, [rank, 3], torch.float32)
+    segments = arena.segments([(0, 1), (1, 2), (0, 3)])
+    x = random(6, DOWN.in_features, dtype=torch.float32)
+    delta = delta_of(arena, x, DOWN, arena.view(segments, 6))
+    assert distance(delta, arena.expected(x, segments, DOWN)) < 2e-6
+
+
+def test_delta_follows_tables_that_change_between_steps() -> None:
+    arena = arena_for(QKV, [16, 8], torch.float32)
+    view = arena.view([RowSegment(0, 4, 0, 16)], 4)
+    x = random(4, 192, dtype=torch.float32)
+    assert bool((delta_of(arena, x, QKV, view) != 0).any())
+    arena.tables.ranks[0] = 0
+    assert bool((delta_of(arena, x, QKV, view) == 0).all())
+
+
+def test_delta_repeats_bit_for_bit_and_does_not_depend_on_neighbours() -> None:
+    arena = arena_for(QKV, MIXED_RANKS, torch.float32)
+    num_rows, segments = num_rows_of(SKEWED), arena.segments(SKEWED)
+    x = random(num_rows, 192, dtype=torch.float32)
+    whole = delta_of(arena, x, QKV, arena.view(segments, num_rows))
+    assert torch.equal(whole, delta_of(arena, x, QKV, arena.view(segments, num_rows)))
+    alone = arena.view([segment for segment in segments if segment.slot == 0], num_rows)
+    assert torch.equal(whole[3:12], delta_of(arena, x, QKV, RowsView(alone.words, num_rows, alone.max_tiles, 64))[3:12])
 
 
 def test_rows_of_a_tenant_with_infinities_leave_others_alone() -> None:
     arena = arena_for(DOWN, [8, 8, 4], torch.float32)
-    lengths = [(0, 2), (1, 2), (-1, 2)]
-    segments = arena.segments(lengths)
-    x, weight = random(6, 1200, dtype=torch.float32), random(80, 1200, dtype=torch.float32, seed=8)
+    x = random(6, 1200, dtype=torch.float32)
     x[0] = float("inf")
-    kernels = kernels_for(arena)
-    kernels.begin(arena.view(segments, 6))
-    y = kernels.linear(x, weight, None, DOWN, 0)
-    assert bool(y[1:].isfinite().all())
+    view = arena.view(arena.segments([(0, 2), (1, 2), (-1, 2)]), 6)
+    delta = delta_of(arena, x, DOWN, view)
+    assert bool(delta[1:].isfinite().all())
 
 
 def test_a_step_padded_to_its_bucket_equals_the_step() -> None:
     arena = arena_for(GATE_UP, [16, 8, 5], torch.float32)
     segments = arena.segments([(0, 3), (1, 1), (2, 2)])
-    x, weight = random(16, 96, dtype=torch.float32), random(320, 96, dtype=torch.float32, seed=8)
-    kernels = kernels_for(arena)
-    kernels.begin(arena.view(segments, 6))
-    exact = kernels.linear(x[:6].contiguous(), weight, None, GATE_UP, 0)
-    kernels.begin(arena.view(segments, 16))
-    bucket = kernels.linear(x, weight, None, GATE_UP, 0)
+    x = random(16, 96, dtype=torch.float32)
+    exact = delta_of(arena, x[:6].contiguous(), GATE_UP, arena.view(segments, 6))
+    bucket = delta_of(arena, x, GATE_UP, RowsView(arena.view(segments, 16).words, 16, 16, 16))
     assert torch.equal(bucket[:6], exact)
+    assert bool((bucket[6:] == 0).all())
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 37, 128])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_product_equals_float64(num_rows: int, has_bias: bool) -> None:
+    arena = arena_for(DOWN, [8, 8], torch.float32)
+    x = random(num_rows, 200, dtype=torch.float32)
+    weight = random(50, 200, dtype=torch.float32, seed=8)
+    bias = random(50, dtype=torch.float32, seed=9) if has_bias else None
+    y = LoraKernels(arena.memory, arena.tables).product(x, weight, bias)
+    expected = x.cpu().double() @ weight.cpu().double().T
+    assert distance(y, expected if bias is None else expected + bias.cpu().double()) < 2e-6

@@ -26,6 +26,9 @@ class FakeKernels:
         self.pairs: Mapping[int, Mapping[int, LoraPair]] = {}
         self.num_calls = 0
 
+    def bind(self, rows: RowsView) -> RowsView:
+        return rows
+
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, rows: RowsView
     ) -> tuple[torch.Tensor, torch.Tensor]:
