@@ -228,6 +228,7 @@ def gaps(fleet: Fleet, replica: Replica) -> list[dict[str, Any]]:
     """Gaps between the tokens of streams on half of the slots while other requests come, with swaps and without."""
     half = max(1, fleet.work.num_slots // 2)
     steady, resident = fleet.digests[:half], fleet.digests[half : 2 * half]
+    fleet.generate(replica, [*steady, *resident], 4)
     rows = []
     for name, others in (("no swap", resident), ("swaps", fleet.digests[half:]), ("no swap again", resident)):
         seen = replica.status().num_adapter_loads

@@ -37,7 +37,7 @@ class AdapterFiles(Protocol):
 
     def open(self, digest: str) -> Path: ...
 
-    def reading(self, digest: str) -> AbstractContextManager[Path]: ...
+    def reading(self, manifest: AdapterManifest) -> AbstractContextManager[Path]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class ImageLoader:
         block = self._host.make_room(layout.num_bytes)
         if block is None and not flight.hold:
             return None
-        with self._files.reading(flight.digest) as path:
+        with self._files.reading(manifest) as path:
             image = self._reader.read(path, manifest, layout, block)
         self._host.add(image)
         self._times.observe("read", self._clock() - started_s)

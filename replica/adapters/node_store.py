@@ -114,21 +114,20 @@ class NodeStore:
         return self._ensure(self.manifest(digest))
 
     @contextmanager
-    def reading(self, digest: str) -> Iterator[Path]:
+    def reading(self, manifest: AdapterManifest) -> Iterator[Path]:
         """The file with the bytes, kept from eviction until the block ends.
 
         The reader compares what it reads with the digests in the manifest, which costs one pass and not two. If it
         raises BytesChanged, the file is thrown away and AdapterUnavailable raised; the next attempt fetches it again.
         Do not stage or open another adapter inside the block: that may wait for this very reader.
         """
-        manifest = self.manifest(digest)
         with ExitStack() as locks:
             path = self._lock_for_reading(manifest, locks)
             try:
                 yield path
             except BytesChanged as error:
                 path.unlink(missing_ok=True)
-                message = f"adapter {digest}: its bytes on this node changed; they were thrown away ({error})"
+                message = f"adapter {manifest.digest}: its bytes on this node changed; they were thrown away ({error})"
                 raise AdapterUnavailable(message) from error
 
     def staged(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ of calls. Format: https://huggingface.co/docs/safetensors (8 bytes of header len
 """
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,7 +65,7 @@ class TensorFile:
         if entry is None:
             raise BadTensorFile(f"it has no tensor {info.key}")
         start, end = entry["data_offsets"]
-        size = torch.Size(info.shape).numel() * dtype_of(info).itemsize
+        size = math.prod(info.shape) * dtype_of(info).itemsize
         if entry["dtype"] != info.dtype or tuple(entry["shape"]) != info.shape or end - start != size:
             raise BadTensorFile(f"{info.key} is {entry}, its manifest says {info.dtype} of {info.shape}")
         if start < 0 or self._start + end > self._size:

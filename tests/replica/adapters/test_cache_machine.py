@@ -70,10 +70,10 @@ class FlakyFiles:
         return Path()
 
     @contextmanager
-    def reading(self, digest: str) -> Iterator[Path]:
-        if digest in self.failing:
-            raise AdapterUnavailable(f"{digest} fails")
-        yield STORE.open(digest)
+    def reading(self, manifest: AdapterManifest) -> Iterator[Path]:
+        if manifest.digest in self.failing:
+            raise AdapterUnavailable(f"{manifest.digest} fails")
+        yield STORE.open(manifest.digest)
 
 
 class CacheMachine(RuleBasedStateMachine):

@@ -98,7 +98,7 @@ def test_bytes_being_read_are_not_evicted(tmp_path: Path) -> None:
     store.stage(ONE.manifest)
     store.stage(TWO.manifest)
     os.utime(store.open(ONE.digest), (0, 0))
-    with store.reading(ONE.digest) as path:
+    with store.reading(ONE.manifest) as path:
         os.utime(path, (0, 0))
         store.stage(THREE.manifest)
         assert path.read_bytes() == ONE.blob
@@ -108,7 +108,7 @@ def test_bytes_being_read_are_not_evicted(tmp_path: Path) -> None:
 def test_stage_waits_for_a_reader_when_nothing_else_can_leave(tmp_path: Path) -> None:
     store, _ = make_store(tmp_path, ONE, TWO, max_bytes=SIZE)
     store.stage(ONE.manifest)
-    with store.reading(ONE.digest) as path:
+    with store.reading(ONE.manifest) as path:
         other = threading.Thread(target=store.stage, args=(TWO.manifest,))
         other.start()
         other.join(0.1)
@@ -127,10 +127,10 @@ def test_changed_bytes_are_never_read_and_fetched_anew_afterwards(tmp_path: Path
     store, _ = make_store(tmp_path, ONE)
     path = store.stage(ONE.manifest)
     path.write_bytes(ONE.blob[:-4] + b"\0\0\0\1")
-    with pytest.raises(AdapterUnavailable, match="changed"), store.reading(ONE.digest) as path:
+    with pytest.raises(AdapterUnavailable, match="changed"), store.reading(ONE.manifest) as path:
         read_image(path)
     assert not store.holds(ONE.digest)
-    with store.reading(ONE.digest) as path:
+    with store.reading(ONE.manifest) as path:
         assert path.read_bytes() == ONE.blob
 
 
@@ -140,7 +140,7 @@ def test_remembered_manifest_brings_its_bytes_on_demand(tmp_path: Path) -> None:
     assert store.knows(ONE.digest)
     assert not store.holds(ONE.digest)
     assert source.num_fetches == 0
-    with store.reading(ONE.digest) as path:
+    with store.reading(ONE.manifest) as path:
         assert path.read_bytes() == ONE.blob
 
 
