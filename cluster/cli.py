@@ -4,13 +4,12 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
+from cluster.console import lifecycle, vault, views
 from cluster.console import push as pushing
-from cluster.console import views
 from cluster.console.doctor import Verdict, examine
 from cluster.console.errors import Refused, WrongUsage
 from cluster.console.follow import wait_ready
@@ -36,6 +35,7 @@ from cluster.console.session import (
     Settings,
     command,
 )
+from cluster.console.template import show_template
 from cluster.console.top import run_top
 from cluster.console.watch import run_watch
 from registry.types import LIVE_ALIAS
@@ -69,13 +69,23 @@ def settings(
 def push(
     session: Session,
     name: NameArgument,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What PEFT's save_pretrained wrote.")],
+    where: Annotated[
+        str, typer.Argument(metavar="DIR|ARCHIVE|URL", help="What PEFT's save_pretrained wrote, or a server's source.")
+    ],
+    revision: Annotated[str | None, typer.Option("--revision", help="Commit of a hub source (hf://...).")] = None,
     no_activate: Annotated[bool, typer.Option("--no-activate", help="Store it; leave `live` as it is.")] = False,
     no_wait: NoWaitOption = False,
     timeout: TimeoutOption = 300.0,
 ) -> None:
     """Upload an adapter and make it live on every replica."""
-    pushing.push(session, name, folder, activate=not no_activate, wait=not no_wait, timeout_s=timeout)
+    pushing.push(session, name, where, revision=revision, activate=not no_activate, wait=not no_wait, timeout_s=timeout)
+
+
+@app.command()
+@command
+def template(session: Session) -> None:
+    """Print a training script, with its LoraConfig, whose adapters fit this fleet."""
+    show_template(session)
 
 
 @app.command("ls")
@@ -136,14 +146,21 @@ def rollback(
 
 @app.command()
 @command
-def retire(session: Session, ref: RefArgument, yes: YesOption = False) -> None:
-    """Take an adapter, or one version of it, out of service."""
+def retire(
+    session: Session,
+    ref: RefArgument,
+    deadline: Annotated[
+        float | None, typer.Option("--deadline", min=0, help="Seconds that running requests may still take.")
+    ] = None,
+    yes: YesOption = False,
+) -> None:
+    """Take an adapter, or one version of it, out of service; what runs may end before the deadline."""
     wanted = parse_ref(ref)
     if wanted.selector is not None and wanted.number is None:
         raise WrongUsage(f"retire a version by its number: {wanted.name}@N")
     if not yes:
         _confirm(f"retire {wanted}? Requests for it will be refused")
-    session.client.retire(wanted.name, wanted.number)
+    session.client.retire(wanted.name, wanted.number, deadline)
     session.output.value({"name": wanted.name, "number": wanted.number, "retired": True})
     session.output.line(f"{wanted} is retired")
 
@@ -210,6 +227,10 @@ def wait_until_ready(session: Session, timeout: TimeoutOption = 300.0) -> None:
     if not session.output.as_json:
         for line in views.next_steps(session.client.url, session.client.base_name(), has_key=session.has_key):
             session.output.line(line)
+
+
+for name, function in {**lifecycle.COMMANDS, **vault.COMMANDS}.items():
+    app.command(name)(command(function))
 
 
 def _number(session: Session, ref: AdapterRef) -> int:

@@ -12,12 +12,16 @@ from registry.types import (
     Activation,
     AdapterManifest,
     AdapterRecord,
+    AuditPage,
+    CollectReport,
     Event,
     Fault,
+    FleetTemplate,
     PushResult,
     Record,
     ReplicaRecord,
     VersionRecord,
+    VersionStates,
 )
 
 Answer = TypeVar("Answer")
@@ -74,6 +78,16 @@ class ControlClient:
         answer = self._call("POST", f"/v1/adapters/{name}/versions", params=flags, files=list(parts))
         return _read(PushResult, answer)
 
+    def push_source(
+        self, name: str, source: str, *, revision: str | None, activate: bool, wait: bool = False
+    ) -> PushResult:
+        """Have the server fetch the adapter from one of its sources."""
+        body = {"source": source, "revision": revision, "activate": activate, "wait": wait}
+        return _read(PushResult, self._call("POST", f"/v1/adapters/{name}/versions", json=body))
+
+    def template(self) -> FleetTemplate:
+        return _read(FleetTemplate, self._call("GET", "/v1/template"))
+
     def adapters(self) -> list[AdapterRecord]:
         return self._list(AdapterRecord, "/v1/adapters")
 
@@ -98,15 +112,48 @@ class ControlClient:
             Activation, self._call("GET", f"/v1/activations/{activation_id}", params={"wait_s": f"{wait_s:.3f}"})
         )
 
-    def retire(self, name: str, number: int | None = None) -> None:
-        """Retire one version, or the whole adapter."""
-        self._call("DELETE", f"/v1/adapters/{name}" + ("" if number is None else f"/versions/{number}"))
+    def retire(self, name: str, number: int | None = None, deadline_s: float | None = None) -> None:
+        """Retire one version, or the whole adapter; what runs may go on for `deadline_s` seconds."""
+        params = {} if deadline_s is None else {"deadline_s": f"{deadline_s:g}"}
+        path = f"/v1/adapters/{name}" + ("" if number is None else f"/versions/{number}")
+        self._call("DELETE", path, params=params)
+
+    def canary(self, name: str, number: int, weight: float, alias: str) -> Activation:
+        body = {"version": number, "weight": weight, "alias": alias, "wait": False}
+        return _read(Activation, self._call("POST", f"/v1/adapters/{name}/canary", json=body))
+
+    def promote(self, name: str, alias: str) -> Activation:
+        body = {"alias": alias, "wait": False}
+        return _read(Activation, self._call("POST", f"/v1/adapters/{name}/promote", json=body))
+
+    def halt(self, name: str, alias: str) -> AdapterRecord:
+        return _read(AdapterRecord, self._call("POST", f"/v1/adapters/{name}/halt", json={"alias": alias}))
+
+    def remove_alias(self, name: str, alias: str) -> AdapterRecord:
+        return _read(AdapterRecord, self._call("DELETE", f"/v1/adapters/{name}/aliases/{alias}"))
+
+    def quarantine(self, name: str, number: int, reason: str) -> AdapterRecord:
+        path = f"/v1/adapters/{name}/versions/{number}/quarantine"
+        return _read(AdapterRecord, self._call("POST", path, json={"reason": reason}))
+
+    def version_states(self, name: str, number: int, unless: str | None, wait_s: float) -> VersionStates:
+        """Where a version is; the server holds the answer while the etag is still `unless`, for up to `wait_s`."""
+        params = {"wait_s": f"{wait_s:.3f}", **({} if unless is None else {"unless": unless})}
+        path = f"/v1/adapters/{name}/versions/{number}/replicas"
+        return _read(VersionStates, self._call("GET", path, params=params))
+
+    def collect(self, *, dry_run: bool) -> CollectReport:
+        return _read(CollectReport, self._call("POST", "/v1/gc", json={"dry_run": dry_run}))
+
+    def audit(self, after: int, limit: int) -> AuditPage:
+        return _read(AuditPage, self._call("GET", "/v1/audit", params={"after": after, "limit": limit}))
 
     def replicas(self) -> list[ReplicaRecord]:
         return self._list(ReplicaRecord, "/v1/replicas")
 
-    def events(self, after: int, limit: int = 500) -> list[Event]:
-        return self._list(Event, "/v1/events", params={"after": after, "limit": limit})
+    def events(self, after: int, limit: int = 500, wait_s: float = 0.0) -> list[Event]:
+        """Changes after a revision; the server waits up to `wait_s` seconds for the first of them."""
+        return self._list(Event, "/v1/events", params={"after": after, "limit": limit, "wait_s": f"{wait_s:.3f}"})
 
     def models(self) -> list[dict[str, Any]]:
         return _read(Page, self._call("GET", "/v1/models")).data

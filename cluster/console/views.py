@@ -5,7 +5,16 @@ import time
 
 from cluster.console.client import VersionDetail
 from cluster.console.render import COLUMN_GAP, Grid, count, human_age, human_bytes
-from registry.types import LIVE_ALIAS, Activation, AdapterRecord, Event, ReplicaRecord, VersionState
+from registry.types import (
+    LIVE_ALIAS,
+    Activation,
+    AdapterManifest,
+    AdapterRecord,
+    Event,
+    ReplicaRecord,
+    VersionRecord,
+    VersionState,
+)
 
 NONE = "-"
 DIGEST_CHARS = 12
@@ -13,7 +22,7 @@ DIGEST_CHARS = 12
 
 
 def adapters_grid(adapters: list[AdapterRecord]) -> Grid:
-    headers = ("NAME", "LIVE", "VERSIONS", "ALIASES", "RANK", "SIZE", "OWNER", "CHANGED")
+    headers = ("NAME", "LIVE", "VERSIONS", "ALIASES", "RANK", "SIZE", "BASE", "OWNER", "CHANGED")
     rows = [_adapter_row(adapter) for adapter in sorted(adapters, key=lambda adapter: adapter.name)]
     return Grid(headers, rows, right=frozenset({"LIVE", "VERSIONS", "RANK", "SIZE"}))
 
@@ -29,6 +38,7 @@ def _adapter_row(adapter: AdapterRecord) -> tuple[str, ...]:
         " ".join(others) or NONE,
         str(live.max_rank) if live else NONE,
         human_bytes(live.num_bytes) if live else NONE,
+        _base_word(live) if live else NONE,
         adapter.owner,
         f"{human_age(newest_s)} ago",
     )
@@ -42,10 +52,27 @@ def _why_not_live(adapter: AdapterRecord) -> str:
 
 
 def versions_grid(adapter: AdapterRecord, replicas: list[ReplicaRecord]) -> Grid:
-    headers = ("VERSION", "STATE", "ALIASES", "STAGED", "RESIDENT", "RANK", "SIZE", "TARGETS", "DIGEST", "CREATED")
+    headers = (
+        "VERSION",
+        "STATE",
+        "ALIASES",
+        "STAGED",
+        "RESIDENT",
+        "RANK",
+        "SIZE",
+        "TARGETS",
+        "BASE",
+        "DIGEST",
+        "CREATED",
+    )
     rows = []
     for version in sorted(adapter.versions, key=lambda version: -version.number):
-        aliases = (alias for alias, number in sorted(adapter.aliases.items()) if number == version.number)
+        aliases = [alias for alias, number in sorted(adapter.aliases.items()) if number == version.number]
+        aliases += [
+            f"{alias}:{canary.weight:.0%}"
+            for alias, canary in sorted(adapter.canaries.items())
+            if canary.number == version.number
+        ]
         row = (
             str(version.number),
             version.state.value,
@@ -55,6 +82,7 @@ def versions_grid(adapter: AdapterRecord, replicas: list[ReplicaRecord]) -> Grid
             str(version.max_rank),
             human_bytes(version.num_bytes),
             ",".join(version.target_names),
+            _base_word(version),
             version.digest[:DIGEST_CHARS],
             f"{human_age(version.created_at_s)} ago",
         )
@@ -63,13 +91,28 @@ def versions_grid(adapter: AdapterRecord, replicas: list[ReplicaRecord]) -> Grid
     return Grid(headers, rows, title=title, right=frozenset({"VERSION", "STAGED", "RESIDENT", "RANK", "SIZE"}))
 
 
+def _base_word(version: VersionRecord) -> str:
+    """Whether the upload said for which base it was trained."""
+    return "verified" if version.base_verified else "unverified"
+
+
+def _base_detail(manifest: AdapterManifest) -> str:
+    """`SmolLM2-135M-Instruct at 7e27bd9f, verified by digest`"""
+    base = manifest.base
+    if base is None:
+        return "verified" if manifest.base_verified else "unverified: only its shapes fit"
+    at = f" at {base.revision[:DIGEST_CHARS]}" if base.revision else ""
+    by = f"verified by {base.verified_by}" if manifest.base_verified else "unverified: only its shapes fit"
+    return f"{base.base_id}{at}, {by}"
+
+
 def version_lines(name: str, detail: VersionDetail) -> list[str]:
     version, manifest = detail.version, detail.manifest
     scales = sorted({module.scale for module in manifest.modules})
     lines = [
         f"{name}@{version.number}  {version.state.value}, created {human_age(version.created_at_s)} ago",
         f"  digest   {version.digest}",
-        f"  base     {manifest.base_digest} ({'verified' if manifest.base_verified else 'matched by shapes only'})",
+        f"  base     {manifest.base_digest} ({_base_detail(manifest)})",
         f"  size     {human_bytes(version.num_bytes)} in {count(len(manifest.modules), 'module')}",
         f"  rank     {version.max_rank}, scale {', '.join(f'{scale:g}' for scale in scales)}",
         f"  targets  {', '.join(version.target_names)}",
@@ -110,11 +153,12 @@ def num_staged(digest: str, replicas: list[ReplicaRecord]) -> int:
 
 
 def arrival_line(activation: Activation, replicas: list[ReplicaRecord]) -> str:
-    """`legal@1 is live on 2 replicas (0.4 s)`."""
+    """`legal@1 is live on 2 replicas (0.4 s)`; of a canary, `legal@2 takes 10% of live on ...`."""
     holders = num_staged(activation.digest, replicas)
     where = f" on {count(holders, 'replica')}" if holders else ""
     took = "" if activation.staged_after_s is None else f" ({activation.staged_after_s:.1f} s)"
-    return f"{activation.name}@{activation.number} is {activation.alias}{where}{took}"
+    share = "is" if activation.weight is None else f"takes {activation.weight:.0%} of"
+    return f"{activation.name}@{activation.number} {share} {activation.alias}{where}{took}"
 
 
 def model_name(activation: Activation) -> str:

@@ -5,83 +5,23 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
 
 from registry.audit import Head, check_chain, check_head, entry_hash
-from registry.catalog import Catalog
 from registry.errors import AdapterNotFound, AuditBroken, Conflict, InvalidAdapter, ModelNotFound, RegistryError
 from registry.service import Registry
 from registry.types import ActivationState, Canary, Event, StagingState, VersionState
-from tests.registry.uploads import Clock, make_base, open_registry, plain_upload
+from tests.registry.two_replicas import TwoReplicas
+from tests.registry.uploads import open_registry
 
 pytestmark = pytest.mark.usefixtures("backend")
 
-BASE = make_base()
-
-
-class Setup:
-    """A registry with `alice@1` and `alice@2`, of which the first is live on r0 and r1; one gateway follows."""
-
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        self.folder = folder
-        self.clock = Clock()
-        self.registry = open_registry(folder / "data", self.clock, **settings)
-        self.registry.publish_base(BASE, actor="replica")
-        self.catalog = Catalog([])
-        self.digests: list[str] = []
-        for replica in ("r0", "r1"):
-            self.registry.join_replica(replica_id=replica, node_id="n", num_slots=4, base_digest=BASE.digest, staged=[])
-        for seed in (1, 2):
-            self.push(seed, activate=seed == 1)
-        self.settle()
-
-    def push(self, seed: int, *, name: str = "alice", activate: bool = False) -> int:
-        files = plain_upload(self.folder / f"u{seed}", BASE, seed)
-        version = self.registry.push(name, files, owner="o", activate=activate).version
-        self.digests.append(version.digest)
-        return version.number
-
-    def report(self, replica: str, running: tuple[str, ...] = (), **failed: str) -> None:
-        staged = [digest for digest in self.digests if digest not in failed]
-        self.registry.renew_replica(
-            replica, revision=self.revision(), staged=staged, held=staged, failed=failed, running=running
-        )
-
-    def follow(self) -> None:
-        """The gateway takes over the catalog and says so."""
-        delta = self.registry.changes(self.catalog.revision)
-        if delta is not None:
-            self.catalog.apply(delta)
-        self.registry.renew_gateway("g", self.catalog.revision)
-
-    def settle(self) -> None:
-        """Everybody reports until nothing moves any more."""
-        for _ in range(4):
-            for replica in ("r0", "r1"):
-                self.report(replica)
-            self.registry.advance()
-            self.follow()
-            self.registry.advance()
-
-    def revision(self) -> int:
-        delta = self.registry.changes(0)
-        return 0 if delta is None else delta.revision
-
-    def state(self, number: int, name: str = "alice") -> VersionState:
-        version = self.registry.adapter(name).version(number)
-        assert version is not None
-        return version.state
-
-    def kinds(self) -> list[str]:
-        return [event.kind for event in self.registry.events(0, 1000)]
-
 
 @pytest.fixture
-def setup(tmp_path: Path) -> Iterator[Setup]:
-    setup = Setup(tmp_path)
+def setup(tmp_path: Path) -> Iterator[TwoReplicas]:
+    setup = TwoReplicas(tmp_path)
     yield setup
     setup.registry.check_integrity()
     setup.registry.close()
@@ -90,7 +30,7 @@ def setup(tmp_path: Path) -> Iterator[Setup]:
 # Canaries.
 
 
-def test_canary_takes_nothing_before_every_replica_has_it(setup: Setup) -> None:
+def test_canary_takes_nothing_before_every_replica_has_it(setup: TwoReplicas) -> None:
     setup.push(3)
     activation = setup.registry.canary("alice", 3, 1.0, actor="a")
     assert (activation.state, activation.weight) == (ActivationState.PENDING, 1.0)
@@ -105,7 +45,7 @@ def test_canary_takes_nothing_before_every_replica_has_it(setup: Setup) -> None:
     assert setup.catalog.resolve("t", "alice@1").number == 1
 
 
-def test_promote_moves_the_alias_and_ends_the_canary(setup: Setup) -> None:
+def test_promote_moves_the_alias_and_ends_the_canary(setup: TwoReplicas) -> None:
     setup.registry.canary("alice", 2, 0.5, actor="a")
     setup.settle()
     setup.registry.promote("alice", actor="a")
@@ -115,7 +55,7 @@ def test_promote_moves_the_alias_and_ends_the_canary(setup: Setup) -> None:
     assert setup.registry.rollback("alice", "live", actor="a").number == 1
 
 
-def test_halt_sends_everybody_back_at_once(setup: Setup) -> None:
+def test_halt_sends_everybody_back_at_once(setup: TwoReplicas) -> None:
     setup.registry.canary("alice", 2, 1.0, actor="a")
     setup.settle()
     assert setup.registry.halt("alice", actor="a").canaries == {}
@@ -125,7 +65,7 @@ def test_halt_sends_everybody_back_at_once(setup: Setup) -> None:
         setup.registry.halt("alice", actor="a")
 
 
-def test_halt_calls_off_a_canary_that_is_still_staged(setup: Setup) -> None:
+def test_halt_calls_off_a_canary_that_is_still_staged(setup: TwoReplicas) -> None:
     activation = setup.registry.canary("alice", 2, 0.1, actor="a")
     setup.registry.halt("alice", actor="a")
     setup.settle()
@@ -133,7 +73,7 @@ def test_halt_calls_off_a_canary_that_is_still_staged(setup: Setup) -> None:
     assert setup.registry.adapter("alice").canaries == {}
 
 
-def test_rollback_ends_the_canary_too(setup: Setup) -> None:
+def test_rollback_ends_the_canary_too(setup: TwoReplicas) -> None:
     setup.registry.activate("alice", "live", 2, actor="a")
     setup.settle()
     setup.push(3)
@@ -146,7 +86,7 @@ def test_rollback_ends_the_canary_too(setup: Setup) -> None:
     assert (record.aliases, record.canaries) == ({"live": 1}, {})
 
 
-def test_canary_of_what_is_live_or_of_no_alias_is_refused(setup: Setup) -> None:
+def test_canary_of_what_is_live_or_of_no_alias_is_refused(setup: TwoReplicas) -> None:
     with pytest.raises(Conflict, match="already"):
         setup.registry.canary("alice", 1, 0.1, actor="a")
     with pytest.raises(AdapterNotFound, match="no alias"):
@@ -158,7 +98,7 @@ def test_canary_of_what_is_live_or_of_no_alias_is_refused(setup: Setup) -> None:
             setup.registry.canary("alice", 2, weight, actor="a")
 
 
-def test_every_operation_compares_and_sets(setup: Setup) -> None:
+def test_every_operation_compares_and_sets(setup: TwoReplicas) -> None:
     old = setup.registry.adapter("alice").revision
     setup.registry.set_callers("alice", ["t"], actor="a")
     for operation in (
@@ -171,7 +111,7 @@ def test_every_operation_compares_and_sets(setup: Setup) -> None:
     setup.registry.canary("alice", 2, 0.1, actor="a", expected_revision=setup.registry.adapter("alice").revision)
 
 
-def test_two_registries_that_promote_and_halt_at_once_do_one_thing(setup: Setup) -> None:
+def test_two_registries_that_promote_and_halt_at_once_do_one_thing(setup: TwoReplicas) -> None:
     setup.registry.canary("alice", 2, 0.5, actor="a")
     setup.settle()
     revision = setup.registry.adapter("alice").revision
@@ -195,7 +135,7 @@ def test_two_registries_that_promote_and_halt_at_once_do_one_thing(setup: Setup)
     other.close()
 
 
-def test_removed_alias_is_gone_with_what_waited_for_it(setup: Setup) -> None:
+def test_removed_alias_is_gone_with_what_waited_for_it(setup: TwoReplicas) -> None:
     activation = setup.registry.activate("alice", "beta", 2, actor="a")
     with pytest.raises(AdapterNotFound):
         setup.registry.remove_alias("alice", "beta", actor="a")
@@ -212,7 +152,7 @@ def test_removed_alias_is_gone_with_what_waited_for_it(setup: Setup) -> None:
 # Drains.
 
 
-def test_retired_version_refuses_new_requests_and_drains_what_runs(setup: Setup) -> None:
+def test_retired_version_refuses_new_requests_and_drains_what_runs(setup: TwoReplicas) -> None:
     record = setup.registry.retire("alice", 2, actor="a", deadline_s=30)
     version = record.version(2)
     assert version is not None
@@ -230,7 +170,7 @@ def test_retired_version_refuses_new_requests_and_drains_what_runs(setup: Setup)
     assert setup.state(2) is VersionState.RETIRED
 
 
-def test_drain_waits_for_gateways_that_have_not_heard(setup: Setup) -> None:
+def test_drain_waits_for_gateways_that_have_not_heard(setup: TwoReplicas) -> None:
     setup.registry.retire("alice", 2, actor="a", deadline_s=30)
     setup.clock.now_s += 5
     for replica in ("r0", "r1"):
@@ -242,7 +182,7 @@ def test_drain_waits_for_gateways_that_have_not_heard(setup: Setup) -> None:
     assert setup.state(2) is VersionState.RETIRED
 
 
-def test_deadline_ends_the_drain_whatever_runs(setup: Setup) -> None:
+def test_deadline_ends_the_drain_whatever_runs(setup: TwoReplicas) -> None:
     digest = setup.digests[1]
     setup.registry.retire("alice", 2, actor="a", deadline_s=30)
     for seconds, state in ((29, VersionState.DRAINING), (1, VersionState.RETIRED)):
@@ -254,14 +194,14 @@ def test_deadline_ends_the_drain_whatever_runs(setup: Setup) -> None:
         assert setup.state(2) is state
 
 
-def test_later_retire_sets_another_deadline(setup: Setup) -> None:
+def test_later_retire_sets_another_deadline(setup: TwoReplicas) -> None:
     setup.registry.retire("alice", 2, actor="a", deadline_s=300)
     setup.registry.retire("alice", 2, actor="a", deadline_s=0)
     assert setup.state(2) is VersionState.RETIRED
     assert setup.kinds().count("version_retired") == 1
 
 
-def test_draining_version_cannot_be_activated_but_comes_back_by_a_push(setup: Setup) -> None:
+def test_draining_version_cannot_be_activated_but_comes_back_by_a_push(setup: TwoReplicas) -> None:
     setup.registry.retire("alice", 2, actor="a", deadline_s=300)
     with pytest.raises(Conflict, match="draining"):
         setup.registry.activate("alice", "live", 2, actor="a")
@@ -272,7 +212,7 @@ def test_draining_version_cannot_be_activated_but_comes_back_by_a_push(setup: Se
     assert setup.state(2) is VersionState.ACTIVE
 
 
-def test_version_that_a_canary_uses_is_not_retired(setup: Setup) -> None:
+def test_version_that_a_canary_uses_is_not_retired(setup: TwoReplicas) -> None:
     setup.registry.canary("alice", 2, 0.1, actor="a")
     setup.settle()
     with pytest.raises(Conflict, match="live"):
@@ -282,7 +222,7 @@ def test_version_that_a_canary_uses_is_not_retired(setup: Setup) -> None:
 # Quarantine.
 
 
-def test_quarantine_withdraws_the_content_under_every_name(setup: Setup) -> None:
+def test_quarantine_withdraws_the_content_under_every_name(setup: TwoReplicas) -> None:
     setup.push(2, name="bob", activate=True)
     setup.registry.canary("alice", 2, 1.0, actor="a")
     setup.settle()
@@ -299,7 +239,7 @@ def test_quarantine_withdraws_the_content_under_every_name(setup: Setup) -> None
             setup.push(2, name=name)
 
 
-def test_quarantine_fails_what_waits_for_the_version(setup: Setup) -> None:
+def test_quarantine_fails_what_waits_for_the_version(setup: TwoReplicas) -> None:
     activation = setup.registry.activate("alice", "live", 2, actor="a")
     setup.registry.quarantine("alice", 2, actor="admin", reason="leaks")
     ended = setup.registry.activation(activation.activation_id)
@@ -311,7 +251,7 @@ def test_quarantine_fails_what_waits_for_the_version(setup: Setup) -> None:
 
 
 def test_replica_that_cannot_stage_is_drained_when_the_others_can(tmp_path: Path) -> None:
-    setup = Setup(tmp_path, on_staging_failure="drain")
+    setup = TwoReplicas(tmp_path, on_staging_failure="drain")
     activation = setup.registry.activate("alice", "live", setup.push(3), actor="a")
     setup.report("r1", **{setup.digests[2]: "disk full"})
     setup.registry.advance()
@@ -335,7 +275,7 @@ def test_replica_that_cannot_stage_is_drained_when_the_others_can(tmp_path: Path
 
 
 def test_version_that_no_replica_can_stage_drains_nobody(tmp_path: Path) -> None:
-    setup = Setup(tmp_path, on_staging_failure="drain")
+    setup = TwoReplicas(tmp_path, on_staging_failure="drain")
     activation = setup.registry.activate("alice", "live", 2, actor="a")
     for replica in ("r0", "r1"):
         setup.report(replica, **{setup.digests[1]: "broken"})
@@ -345,7 +285,7 @@ def test_version_that_no_replica_can_stage_drains_nobody(tmp_path: Path) -> None
     setup.registry.close()
 
 
-def test_states_of_a_version_tell_each_replica(setup: Setup) -> None:
+def test_states_of_a_version_tell_each_replica(setup: TwoReplicas) -> None:
     digest = setup.digests[1]
     before = setup.registry.version_states("alice", 2)
     setup.report("r0", running=(digest,))
@@ -364,7 +304,7 @@ def test_states_of_a_version_tell_each_replica(setup: Setup) -> None:
 # The audit log.
 
 
-def test_audit_log_is_the_change_log_in_a_chain(setup: Setup) -> None:
+def test_audit_log_is_the_change_log_in_a_chain(setup: TwoReplicas) -> None:
     setup.registry.quarantine("alice", 2, actor="ädmin", reason="leaks")
     page = setup.registry.audit(0, 1000)
     assert [entry.revision for entry in page.entries] == [event.revision for event in setup.registry.events(0, 1000)]
@@ -377,7 +317,7 @@ def test_audit_log_is_the_change_log_in_a_chain(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("field", ["at_s", "kind", "name", "number", "digest", "actor", "detail"])
-def test_entry_that_was_edited_is_found(setup: Setup, field: str) -> None:
+def test_entry_that_was_edited_is_found(setup: TwoReplicas, field: str) -> None:
     entries = list(setup.registry.audit(0, 1000).entries)
     values = {"at_s": 1.5, "number": 77, "detail": {"alias": "x"}, "digest": "f" * 64}
     entries[3] = entries[3].model_copy(update={field: values.get(field, "other")})
@@ -385,7 +325,7 @@ def test_entry_that_was_edited_is_found(setup: Setup, field: str) -> None:
         check_chain(entries)
 
 
-def test_entries_that_were_removed_or_reordered_are_found(setup: Setup) -> None:
+def test_entries_that_were_removed_or_reordered_are_found(setup: TwoReplicas) -> None:
     page = setup.registry.audit(0, 1000)
     entries = list(page.entries)
     for broken in (entries[1:], [*entries[:2], *entries[3:]], [entries[1], entries[0], *entries[2:]]):
@@ -395,7 +335,7 @@ def test_entries_that_were_removed_or_reordered_are_found(setup: Setup) -> None:
         check_head(check_chain(entries[:-1]), Head(page.head_revision, page.head_hash))
 
 
-def test_entry_that_was_edited_with_its_own_hash_breaks_the_next_one(setup: Setup) -> None:
+def test_entry_that_was_edited_with_its_own_hash_breaks_the_next_one(setup: TwoReplicas) -> None:
     entries = list(setup.registry.audit(0, 1000).entries)
     forged = entries[2].model_copy(update={"actor": "nobody"})
     entries[2] = forged.model_copy(update={"hash": entry_hash(forged.previous_hash, forged)})
@@ -414,7 +354,7 @@ def test_entry_that_was_edited_with_its_own_hash_breaks_the_next_one(setup: Setu
     ],
 )
 def test_row_that_was_changed_in_the_database_is_found(tmp_path: Path, change: str) -> None:
-    setup = Setup(tmp_path)
+    setup = TwoReplicas(tmp_path)
     setup.registry.close()
     engine = create_engine(setup.registry._database._engine.url)
     with engine.begin() as connection:
