@@ -6,7 +6,7 @@ import shlex
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,10 +20,22 @@ from starlette.routing import compile_path
 
 from cluster.cli import app as cli
 from cluster.config import FleetConfig, environment_overrides, load_fleet, load_registry
+from registry import config_fields, tensor_keys
 from registry.catalog import Catalog
 from registry.config import RegistryConfig
 from registry.errors import RegistryError
-from registry.types import Activation, AdapterRecord, Event, Fault, PushResult, ReplicaRecord, VersionRecord
+from registry.types import (
+    Activation,
+    AdapterRecord,
+    BaseBinding,
+    Event,
+    Fault,
+    FleetTemplate,
+    PushResult,
+    ReplicaRecord,
+    TemplateRules,
+    VersionRecord,
+)
 from replica.adapters.stats import CacheStats
 from replica.engine import EngineCounts
 from replica.errors import ReplicaError
@@ -33,7 +45,8 @@ from router.config import RouterConfig
 from router.errors import RouterError, http_face
 from router.gateway import Gateway
 from router.metrics import GatewayMetrics
-from router.schemas import HARMLESS, AliasBody, ChatBody, ChatMessage, CompletionBody, RollbackBody
+from router.schemas import HARMLESS, AliasBody, ChatBody, ChatMessage, CompletionBody, RollbackBody, SourceBody
+from router.vllm_api import LoadBody, UnloadBody
 from tests.router.fakes import FakeFleet, FakeRegistry
 
 ROOT = Path(__file__).parent.parent
@@ -85,7 +98,16 @@ def kind_of(field: FieldInfo) -> str:
     plain = next((option for option in options if option is not type(None)), field.annotation)
     if get_origin(plain) is Literal:
         return " or ".join(f"`{word}`" for word in get_args(plain))
+    if get_origin(plain) is tuple:
+        return f"list of {item_kind(get_args(plain)[0])}"
     return KINDS[plain] + range_of(field) + (" or none" if options else "")
+
+
+def item_kind(item: Any) -> str:
+    """What a list holds: `text`, `integer`, or the words that are allowed."""
+    while get_origin(item) is Annotated:
+        item = get_args(item)[0]
+    return ", ".join(f"`{word}`" for word in get_args(item)) if get_origin(item) is Literal else KINDS[item]
 
 
 def range_of(field: FieldInfo) -> str:
@@ -102,6 +124,8 @@ def range_of(field: FieldInfo) -> str:
 def shown(default: object) -> str:
     if default is PydanticUndefined:
         return "required"
+    if isinstance(default, tuple):
+        return f"`{list(default)}`"
     return "none" if default is None else f"`{default}`"
 
 
@@ -183,7 +207,10 @@ def test_request_field_is_documented_where_it_belongs(body: type[BaseModel]) -> 
 
 @pytest.mark.parametrize(
     "record",
-    [AdapterRecord, VersionRecord, Activation, PushResult, ReplicaRecord, Event, Fault, AliasBody, RollbackBody],
+    [
+        *(AdapterRecord, VersionRecord, Activation, PushResult, ReplicaRecord, Event, Fault, AliasBody, RollbackBody),
+        *(SourceBody, LoadBody, UnloadBody, BaseBinding, FleetTemplate, TemplateRules),
+    ],
     ids=lambda record: record.__name__,
 )
 def test_record_fields_are_documented(record: type[BaseModel]) -> None:
@@ -195,6 +222,9 @@ CURLS = [line for path in DOCS for line in shell_lines(path) if line.startswith(
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
+    "/v1/adapters/{name:path}/versions": SourceBody,
+    "/v1/load_lora_adapter": LoadBody,
+    "/v1/unload_lora_adapter": UnloadBody,
     "/v1/adapters/{name:path}/aliases/{alias}": AliasBody,
     "/v1/adapters/{name:path}/rollback": RollbackBody,
 }
@@ -221,6 +251,29 @@ def test_curl_example_fits_a_route_and_its_body(line: str) -> None:
 
 def option(words: list[str], name: str) -> str | None:
     return words[words.index(name) + 1] if name in words else None
+
+
+# Faults of uploads.
+
+
+def fault_codes() -> set[str]:
+    """Every code that the registry's sources can put into a fault or a warning."""
+    codes = {code for code, _, _ in [*config_fields.REFUSED.values(), *special_keys()]} | {"tokenizer"}
+    for path in sorted({*(ROOT / "registry").glob("*.py")} - {ROOT / "registry" / "errors.py"}):
+        text = path.read_text()
+        codes |= set(re.findall(r'(?:\badd|warn|tell|_compare|_check_names|_Malformed)\(\s*"([a-z_]+)"', text))
+        codes |= set(re.findall(r'\bcode(?:, hint)? ?= ?"([a-z_]+)"', text))
+        codes |= set(re.findall(r'_required\(members, \w+, "([a-z_]+)"', text))
+    return codes
+
+
+def special_keys() -> list[tuple[str, str, str]]:
+    return [(code, pattern, what) for pattern, code, what in tensor_keys._SPECIAL]
+
+
+def test_every_code_of_a_fault_is_documented_once() -> None:
+    documented = [cells[0] for cells in rows(section(read("docs/adapters.md"), "Faults and warnings"))]
+    assert sorted(documented[1:]) == sorted(f"`{code}`" for code in fault_codes())
 
 
 # Metrics.
