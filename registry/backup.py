@@ -138,7 +138,10 @@ def _dump(connection: Connection, name: str) -> Iterator[bytes]:
 def _copy(source: BlobStore, target: BlobStore, sha256: str) -> int:
     """Copy one blob, checked; one that is there already is read and checked too. Returns its number of bytes."""
     if not target.exists(sha256):
-        target.put_stream(_pieces(source, sha256), sha256)
+        try:
+            target.put_stream(_pieces(source, sha256), sha256)
+        except ValueError as error:
+            raise BackupFailed(str(error)) from error
     digest, num_bytes = hashlib.sha256(), 0
     for piece in _pieces(target, sha256):
         digest.update(piece)
