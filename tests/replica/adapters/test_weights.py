@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -141,6 +142,12 @@ def test_file_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path) -> N
 
 
 READER = ImageReader(num_threads=3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    READER.close()
 
 
 def layout_of(made: Made, dtype: torch.dtype) -> ImageLayout:
