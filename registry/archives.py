@@ -21,6 +21,7 @@ from registry.zip_stream import zip_members
 
 CHUNK_BYTES = 1024 * 1024
 MAX_PATH_CHARS = 512
+MAX_REASON_CHARS = 300
 ZIP, GZIP, TAR = "zip", "gzip", "tar"
 OTHER_ARCHIVES = {
     b"BZh": "bzip2",
@@ -88,7 +89,7 @@ def unpack(archive: Path, folder: Path, config: RegistryConfig) -> dict[str, Pat
                 raise ArchiveError(f"{kind or 'its format'} is not supported; send zip, tar or tar.gz")
     except ArchiveError as error:
         hint = "make it with zip, tar or shutil.make_archive from the folder that save_pretrained wrote"
-        faults.add("archive", f"the archive cannot be read: {error}", hint=hint)
+        faults.add("archive", f"the archive cannot be read: {str(error)[:MAX_REASON_CHARS]}", hint=hint)
     faults.raise_if_any()
     return unpacking.files
 

@@ -35,6 +35,7 @@ BROKEN = (
     OSError,
     ValueError,
     OverflowError,
+    LookupError,
     struct.error,
 )
 """What zipfile raises for bytes that are not what they claim."""
@@ -48,7 +49,7 @@ def zip_members(file: BinaryIO, max_entries: int) -> Iterator[Member]:
     except BROKEN as error:
         raise ArchiveError(f"not a sound zip: {error}") from error
     for info in archive.infolist():
-        yield Member(info.filename, info.is_dir(), _refusal(info), partial(_chunks, archive, info))
+        yield Member(info.filename, info.filename.endswith("/"), _refusal(info), partial(_chunks, archive, info))
 
 
 def _refusal(info: zipfile.ZipInfo) -> str | None:

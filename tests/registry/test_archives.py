@@ -138,6 +138,16 @@ def test_size_that_an_entry_claims_is_not_believed(tmp_path: Path) -> None:
         taken(tmp_path, bytes(data))
 
 
+def test_entry_without_a_name_is_refused(tmp_path: Path) -> None:
+    """zipfile cannot even say whether such an entry is a folder."""
+    data = zipped({"x": b"?"}, zipfile.ZIP_STORED).replace(b"\x01\x00\x00\x00x?", b"\x00\x00\x00\x00?")
+    central = data.index(b"PK\x01\x02")
+    data = data[: central + 28] + b"\0\0" + data[central + 30 : central + 46] + data[central + 47 :]
+    end = data.index(b"PK\x05\x06")
+    data = data[: end + 12] + struct.pack("<2L", end - central, central) + data[end + 20 :]
+    assert codes(tmp_path, data) == {"unsafe_path"}
+
+
 def test_extended_header_has_a_limit(tmp_path: Path) -> None:
     info = tarfile.TarInfo("x")
     info.pax_headers = {"comment": "c" * 100_000}
