@@ -28,6 +28,7 @@ class GpuBase:
         torch.cuda.manual_seed(11)
         with torch.inference_mode():
             self.adapters = ResidentAdapters(self.base, max(1, num_adapters), rank)
+            self.adapters.arena.memory.mul_(5)
         self._slots = {id(lease.pairs): lease.slot for lease in self.adapters.leases.values()}
         self.sites, self.dtype = self.base.sites, self.base.dtype
 
