@@ -20,6 +20,8 @@ from replica.errors import OutOfMemory
 ALIGNMENT_BYTES = 128
 _TOUCH_BYTES = 64 << 20
 _NUM_TOUCHERS = 8
+_PORTABLE = 1
+"""cudaHostRegisterPortable: pinned for every device of the process."""
 
 
 class HostBlock:
@@ -108,6 +110,8 @@ def _touch(memory: torch.Tensor) -> None:
 
 
 def _page_lock(memory: torch.Tensor) -> None:
-    error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)  # type: ignore[no-untyped-call]
+    error = torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]
+        memory.data_ptr(), memory.numel(), _PORTABLE
+    )
     if int(error) != 0:
         raise OutOfMemory(f"adapters.host_bytes is {memory.numel()}; they cannot be page-locked: {error}")
