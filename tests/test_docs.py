@@ -27,14 +27,21 @@ from registry.errors import RegistryError
 from registry.types import (
     Activation,
     AdapterRecord,
+    AuditEntry,
+    AuditPage,
     BaseBinding,
+    Canary,
+    CollectItem,
+    CollectReport,
     Event,
     Fault,
     FleetTemplate,
     PushResult,
     ReplicaRecord,
+    ReplicaVersionState,
     TemplateRules,
     VersionRecord,
+    VersionStates,
 )
 from replica.adapters.stats import CacheStats
 from replica.engine import EngineCounts
@@ -45,7 +52,20 @@ from router.config import RouterConfig
 from router.errors import RouterError, http_face
 from router.gateway import Gateway
 from router.metrics import GatewayMetrics
-from router.schemas import HARMLESS, AliasBody, ChatBody, ChatMessage, CompletionBody, RollbackBody, SourceBody
+from router.schemas import (
+    HARMLESS,
+    AliasBody,
+    CanaryBody,
+    ChatBody,
+    ChatMessage,
+    CollectBody,
+    CompletionBody,
+    HaltBody,
+    PromoteBody,
+    QuarantineBody,
+    RollbackBody,
+    SourceBody,
+)
 from router.vllm_api import LoadBody, UnloadBody
 from tests.router.fakes import FakeFleet, FakeRegistry
 
@@ -208,6 +228,8 @@ def test_request_field_is_documented_where_it_belongs(body: type[BaseModel]) -> 
 @pytest.mark.parametrize(
     "record",
     [
+        *(AuditPage, AuditEntry, CollectReport, CollectItem, VersionStates, ReplicaVersionState, Canary),
+        *(CanaryBody, PromoteBody, HaltBody, QuarantineBody, CollectBody),
         *(AdapterRecord, VersionRecord, Activation, PushResult, ReplicaRecord, Event, Fault, AliasBody, RollbackBody),
         *(SourceBody, LoadBody, UnloadBody, BaseBinding, FleetTemplate, TemplateRules),
     ],
@@ -227,6 +249,11 @@ BODIES: dict[str, type[BaseModel]] = {
     "/v1/unload_lora_adapter": UnloadBody,
     "/v1/adapters/{name:path}/aliases/{alias}": AliasBody,
     "/v1/adapters/{name:path}/rollback": RollbackBody,
+    "/v1/adapters/{name:path}/canary": CanaryBody,
+    "/v1/adapters/{name:path}/promote": PromoteBody,
+    "/v1/adapters/{name:path}/halt": HaltBody,
+    "/v1/adapters/{name:path}/versions/{number}/quarantine": QuarantineBody,
+    "/v1/gc": CollectBody,
 }
 
 
