@@ -23,8 +23,10 @@ from registry.types import (
     AdapterRecord,
     Event,
     Fault,
+    FleetTemplate,
     ModuleLora,
     ReplicaRecord,
+    TemplateRules,
     TensorInfo,
     VersionRecord,
     VersionState,
@@ -51,6 +53,10 @@ class FakeFleet:
     events: list[Event] = field(default_factory=list)
     activations: dict[int, Activation] = field(default_factory=dict)
     uploads: list[dict[str, bytes]] = field(default_factory=list)
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    template: FleetTemplate = field(
+        default_factory=lambda: FleetTemplate(rules=TemplateRules(), max_rank=64, targets=(), base=None)
+    )
     calls: list[str] = field(default_factory=list)
     metrics: list[str] = field(default_factory=lambda: [""])
 
@@ -160,6 +166,7 @@ class FakeControl:
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
             Route("/v1/models", self.guarded(self.models)),
+            Route("/v1/template", self.guarded(self.template)),
             Route("/v1/replicas", self.guarded(self.replicas)),
             Route("/v1/events", self.guarded(self.events)),
             Route("/v1/adapters", self.guarded(self.list)),
@@ -226,17 +233,25 @@ class FakeControl:
 
     async def push(self, request: Request) -> Response:
         name = request.path_params["name"]
+        if request.headers["content-type"] == "application/json":
+            self.fleet.sources.append(await request.json())
+            return self._pushed(name, b"fetched", self.fleet.sources[-1]["activate"])
         async with request.form() as form:
             files = {
                 file.filename or "": await file.read() for file in form.getlist("files") if not isinstance(file, str)
             }
         self.fleet.uploads.append(files)
-        weights = files["adapter_model.safetensors"]
+        weights = files.get("adapter_model.safetensors") or next(iter(files.values()))
         if weights.startswith(BROKEN_WEIGHTS):
             message = "; ".join(fault.message for fault in FAULTS)
             return error(400, "invalid_adapter", message, faults=[dump(fault) for fault in FAULTS])
+        return self._pushed(name, weights, request.query_params["activate"] == "true")
+
+    async def template(self, request: Request) -> Response:
+        return JSONResponse(dump(self.fleet.template))
+
+    def _pushed(self, name: str, weights: bytes, wants: bool) -> Response:
         version, created = self._store(name, weights)
-        wants = request.query_params["activate"] == "true"
         activation = dump(self.fleet.start(name, LIVE_ALIAS, version)) if wants else None
         result = {"name": name, "version": dump(version), "created": created, "activation": activation}
         return JSONResponse(result, 201 if created else 200)

@@ -153,7 +153,7 @@ def test_push_unusable_folder_is_refused_before_sending(
 def test_push_missing_folder_and_file_are_refused(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     assert "does not exist" in cli("push", "legal", str(tmp_path / "gone")).err
-    assert "is not a folder" in cli("push", "legal", str(tmp_path / "file")).err
+    assert "neither a folder nor an archive" in cli("push", "legal", str(tmp_path / "file")).err
 
 
 def test_ls_shows_each_adapter_and_json_is_the_records(cli: Cli, fleet: FakeFleet) -> None:
