@@ -127,6 +127,18 @@ def layer_prefixes(model: nn.Module, probe: AttentionProbe) -> tuple[str, ...]:
     return tuple(sorted(prefixes))
 
 
+def framing_modules(model: nn.Module, probe: AttentionProbe) -> list[nn.Module]:
+    """What stands beside the layers and computes small things for all of them: rotary angles, the last norm."""
+    container = model.get_submodule(layer_prefixes(model, probe)[0].rstrip(".").rpartition(".")[0].rpartition(".")[0])
+    beside = [module for module in container.children() if not isinstance(module, nn.Embedding | nn.ModuleList)]
+    return [module for module in beside if next(_tensors(module), None) is not None]
+
+
+def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
 def pin_rope(model: nn.Module, text_config: Any, context_length: int) -> None:
     """Fix `longrope` frequencies for the served context length, whatever sequences a batch holds.
 

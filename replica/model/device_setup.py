@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from replica.config import ModelConfig
-from replica.model.architecture import AttentionProbe, layer_prefixes, probe_layers
+from replica.model.architecture import AttentionProbe, framing_modules, layer_prefixes, probe_layers
 from replica.model.batch import Site
 from replica.model.compiled_layers import compile_layers
 from replica.model.device_runner import DeviceRunner
@@ -42,6 +42,7 @@ def build_device_runner(
     layers = [model.get_submodule(prefix.rstrip(".")) for prefix in layer_prefixes(model, probe)]
     is_compiled = config.compile == "on" or (config.compile == "auto" and model.device.type == "cuda")
     if is_compiled:
+        layers += framing_modules(model, probe)
         compile_layers(layers)
     return DeviceRunner(
         model=model,
