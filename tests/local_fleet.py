@@ -247,10 +247,16 @@ async def until(question: Callable[[], bool], timeout_s: float = 30.0) -> float:
 
 @asynccontextmanager
 async def local_fleet(
-    folder: Path, config: ReplicaConfig, *, num_replicas: int = 2, router: RouterConfig | None = None
+    folder: Path,
+    config: ReplicaConfig,
+    *,
+    num_replicas: int = 2,
+    router: RouterConfig | None = None,
+    source_roots: Sequence[Path] = (),
 ) -> AsyncIterator[LocalFleet]:
     """A running fleet whose files lie under `folder`; each replica has a node store of its own."""
-    plain = Registry.open(RegistryConfig(data_dir=folder / "registry"))
+    roots = tuple(map(str, source_roots))
+    plain = Registry.open(RegistryConfig(data_dir=folder / "registry", source_roots=roots))
     registry = LocalRegistry(plain)
     replicas = JoinedReplicas(folder, config, registry)
     for _ in range(num_replicas):

@@ -32,8 +32,14 @@ PATHS = paths_of(BASE, "q_proj", "v_proj")
 
 
 def read(
-    folder: Path, config: Any = None, claim: Any = None, base: BaseSpec = BASE, tensors: Tensors | None = None, **more: Any
-) -> AdapterManifest:  # fmt: skip
+    folder: Path,
+    config: Any = None,
+    claim: Any = None,
+    *,
+    base: BaseSpec = BASE,
+    tensors: Tensors | None = None,
+    **more: Any,
+) -> AdapterManifest:
     files = {} if claim is None else {"lorafleet_base.json": json.dumps(claim).encode()}
     upload = write_upload(folder, config or make_config(), tensors or make_tensors(BASE, PATHS), **files)
     return read_adapter(upload, base, RegistryConfig(**more))
@@ -145,7 +151,7 @@ UNIGRAM = {"model": {"vocab": [["a", -1.0], ["b", -2.0], ["<s>", 0.0]]}}
         ("tokenizer.json", {"added_tokens": [{"id": 50, "content": "<x>"}]}, "does not have it"),
         ("tokenizer.json", {"added_tokens": [{"id": 1, "content": "<s>"}]}, "gives it the id 2"),
         ("tokenizer.json", {"added_tokens": [{"id": 100, "content": "<x>"}]}, "the base has 100 tokens"),
-        ("tokenizer.json", {"added_tokens": {}}, "not a list of tokens"),
+        ("tokenizer.json", {"added_tokens": {"a": 1}}, "not a list of tokens"),
         ("tokenizer.json", {"model": {"vocab": [[1, 2]]}}, "not a list of tokens and scores"),
         ("tokenizer.json", [], "not a JSON object"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"2": {"content": "<s>"}}, "pad_token": "<s>"}, None),
@@ -236,9 +242,9 @@ def test_two_uploads_of_one_name_at_once_are_two_versions_without_mixing(registr
         barrier = threading.Barrier(4)
         found: list[tuple[int, int, str, bool]] = []
 
-        def push(
-            seed: int, name: str = f"x{attempt}", barrier: threading.Barrier = barrier, found: Any = found
-        ) -> None:
+        name = f"x{attempt}"
+
+        def push(seed: int, name: str = name, barrier: threading.Barrier = barrier, found: Any = found) -> None:
             barrier.wait()
             result = registry.push(name, uploads[seed], owner="a", activate=False)
             found.append((seed, result.version.number, result.version.digest, result.created))
@@ -253,7 +259,7 @@ def test_two_uploads_of_one_name_at_once_are_two_versions_without_mixing(registr
         assert len({(seed, number, digest) for seed, number, digest, _ in found}) == 2
         assert {number for _, number, _, _ in found} == {1, 2}
         for seed, number, digest, _ in found:
-            stored = registry.adapter(f"x{attempt}").version(number)
+            stored = registry.adapter(name).version(number)
             assert stored is not None
             assert stored.digest == digest
             manifest = registry.manifest(digest)
