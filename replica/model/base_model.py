@@ -108,6 +108,7 @@ class BaseModel:
         On a device there is one block more than asked for: padding rows of recorded steps lie in it.
         """
         self._cache = None
+        self._runner.release()
         num_spare = int(isinstance(self._runner, DeviceRunner))
         shapes = [layer.shape for layer in self._layers]
         self._cache = cache = KVCache(shapes, num_blocks + num_spare, block_size, self.device, self.dtype)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from replica.errors import OutOfMemory
-from replica.kernels.rows import RowsView, num_words, pack_rows
+from replica.kernels.rows import MAX_DECODE_ROWS, RowsView, num_words, pack_rows
 from replica.model.batch import ForwardBatch, LoraSegment, SequenceSpan
 from replica.model.compiled_layers import try_compiled
 from replica.model.cuda_graphs import (
@@ -26,7 +26,7 @@ from replica.model.cuda_graphs import (
     Stopwatch,
     bucket_sizes,
 )
-from replica.model.lora_rows import SegmentRanks
+from replica.model.lora_rows import NoPairs, SegmentRanks
 from replica.model.page_table import PageTable, build_page_table
 from replica.model.paged_attention import KVCache
 from replica.model.step_attention import NoAttention, StepAttention
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_ROWS = 61
 """A number of rows that no dimension of a model equals, so that the compiler takes it for none of them."""
+
+WARM_UP_RANKS = (16, 32, 64, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,12 @@ class DeviceRunner:
     def __repr__(self) -> str:
         return f"DeviceRunner({self.device}, compiled={self.is_compiled}, ready={self._is_ready})"
 
+    def release(self) -> None:
+        """Let go of the cache and of all that knows its addresses, so that another can take its memory."""
+        self._is_ready = False
+        for name in ("_cache", "_attention", "_graphs", "_decode_buffers", "_buffers", "_logits"):
+            self.__dict__.pop(name, None)
+
     def use_cache(self, cache: KVCache, attention: StepAttention) -> None:
         """Attend over `cache`, whose last block is spare: padding rows lie there."""
         self._is_ready = False
@@ -148,6 +156,8 @@ class DeviceRunner:
             self._is_ready = True
             if self.is_compiled:
                 self.is_compiled = try_compiled(self.layers, lambda: self._warm_up(WARM_UP_ROWS, NoAttention()))
+            for num_rows in {min(num_rows, limits.max_rows) for num_rows in (WARM_UP_ROWS, MAX_DECODE_ROWS)}:
+                self._warm_up(num_rows)
             self._warm_up(limits.max_rows)
             compile_s = watch.seconds()
             watch = Stopwatch(self.device)
@@ -168,7 +178,8 @@ class DeviceRunner:
         buckets = bucket_sizes(limits.max_sequences)
         max_rows = max(limits.max_rows, buckets[-1])
         most = buckets[-1]
-        sizes = BufferSizes(most, most, self._cache.num_blocks + most, num_words(most))
+        most_pages = min(self._cache.num_blocks, -(-self.context_length // self._cache.block_size))
+        sizes = BufferSizes(most, most, most * most_pages, num_words(most))
         self._decode_buffers = StepBuffers(sizes, self.device)
         self._buffers = StepBuffers(BufferSizes(max_rows, 0, 0, num_words(max_rows)), self.device)
         self._logits = torch.zeros(most, self.vocab_size, dtype=torch.float32, device=self.device)
@@ -269,11 +280,15 @@ class DeviceRunner:
         return logits
 
     def _warm_up(self, num_rows: int, attention: LayerAttention | None = None) -> None:
-        """Steps of prompts in the spare block, without adapters and with a slot that touches nothing."""
+        """Steps of prompts in the spare block, without adapters and as if with adapters of several ranks.
+
+        Kernels are compiled for each kind of rank; none is read, as the slot's tables are what they are.
+        """
         spans = self._spare_spans(num_rows)
         kinds: list[tuple[LoraSegment, ...]] = [()]
         if self._adapters is not None:
-            kinds.append((LoraSegment(0, num_rows, 0, {}),))
+            ranks = sorted({min(rank, self._adapters.max_rank) for rank in WARM_UP_RANKS})
+            kinds += [(LoraSegment(0, num_rows, 0, NoPairs(rank)),) for rank in ranks]
         for segments in kinds:
             self._any_step(
                 ForwardBatch(

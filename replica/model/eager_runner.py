@@ -26,6 +26,10 @@ class EagerRunner:
     def __repr__(self) -> str:
         return f"EagerRunner({self._model.device})"
 
+    def release(self) -> None:
+        """Let go of the cache, so that another can take its memory."""
+        self._cache = None
+
     def use_cache(self, cache: KVCache) -> None:
         self._cache = cache
 

@@ -6,6 +6,14 @@ from replica.kernels.rows import RowSegment
 from replica.model.batch import LoraPair, LoraSegment
 
 
+class NoPairs(dict[int, LoraPair]):
+    """No pairs at all, of an adapter that says it has rank `max_rank`."""
+
+    def __init__(self, max_rank: int) -> None:
+        super().__init__()
+        self.max_rank = max_rank
+
+
 class SegmentRanks:
     """The largest rank of each slot's adapter, looked up again only when the slot holds another mapping of pairs."""
 

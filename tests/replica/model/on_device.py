@@ -50,7 +50,7 @@ def tiles_of(rows: RowsView) -> list[tuple[int, int, int]]:
     words = rows.words.numpy()
     assert words[0] <= rows.max_tiles
     arrays = words[HEAD : HEAD + NUM_ARRAYS * rows.capacity].reshape(NUM_ARRAYS, rows.capacity)
-    return [(int(start), int(end), int(slot)) for start, end, slot in arrays[:, : words[0]].T]
+    return [(int(start), int(end), int(slot)) for start, end, slot in arrays[:3, : words[0]].T]
 
 
 class DeviceBase:

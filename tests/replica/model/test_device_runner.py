@@ -1,5 +1,6 @@
 """The path for GPUs gives what the plain one gives: merged projections, padded steps, adapters on any subset."""
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 
 from replica.model.base_model import BaseModel
 from replica.model.batch import LoraPair
+from replica.model.paged_attention import KVCache
 from replica.model.projections import GroupFollower, GroupLeader, Stash
 from tests.replica.model.conftest import ModelFolder
 from tests.replica.model.on_device import DeviceBase, differs, packed
@@ -121,3 +123,37 @@ def test_host_times_count_the_steps(model_folder: ModelFolder) -> None:
     run(packed(device), [(text, None) for text in prompts([6])])
     assert device.runner.times.num_steps == 4
     assert device.runner.times.pack_s > 0
+
+
+def test_a_new_cache_takes_the_place_of_the_old_one(model_folder: ModelFolder) -> None:
+    base = DeviceBase(model_folder("llama"))
+    base.allocate_kv(16, 4)
+    assert base.base._cache is not None
+    old = weakref.ref(base.base._cache)
+    held_at_allocation: list[bool] = []
+
+    class Watched(KVCache):
+        def __init__(self, *arguments: object) -> None:
+            held_at_allocation.append(old() is not None)
+            super().__init__(*arguments)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("replica.model.base_model.KVCache", Watched)
+        base.allocate_kv(16, 4)
+    assert held_at_allocation == [False]
+
+
+def test_sequences_that_share_blocks_may_name_more_pages_than_there_are(model_folder: ModelFolder) -> None:
+    """Forks of one prompt hold the same blocks."""
+    runner = packed(DeviceBase(model_folder("llama")))
+    streams = [runner.start(text) for text in prompts([24] * 8)]
+    for stream in streams:
+        stream.blocks = streams[0].blocks
+    whole = runner.step([(streams[0], 23)])
+    for stream in streams:
+        stream.cached = 23
+    small = DeviceBase(model_folder("llama"))
+    small.allocate_kv(7, 4)
+    assert small.runner._decode_buffers.views["pages"].shape[0] >= 8 * 6
+    assert runner.step([(stream, 1) for stream in streams]).shape[0] == 8
+    assert whole.isfinite().all()
