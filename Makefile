@@ -39,6 +39,7 @@ test: base lint  ## everything that needs pip alone
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 test-services: install  ## tests against real servers (PostgreSQL, S3); skips, and says so, where one is missing
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[services]'
 	$(BIN)/python -m pytest -m services -rs
 
 soak: base  ## long runs

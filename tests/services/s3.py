@@ -12,11 +12,14 @@ import pytest
 from tests.fleet_process import free_port
 
 START_S = 60.0
+INSTALL_HINT = "pip install 'lorafleet[services]'"
 
 
 @contextmanager
 def running_s3(bucket: str) -> Iterator[str]:
     """The endpoint's URL, with an empty bucket; the environment names it to every client until the end."""
+    for package in ("moto", "s3fs"):
+        pytest.importorskip(package, reason=INSTALL_HINT)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
