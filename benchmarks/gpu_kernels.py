@@ -11,7 +11,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from benchmarks.provenance import commit
 from replica.adapters.slot_tables import SlotTables
 from replica.kernels.grouped_lora import GroupShape, LoraKernels
 from replica.kernels.rows import RowSegment, RowsView, num_words, pack_rows
-from replica.kernels.tuning import LoraConfig, ProductConfig, lora_config
+from replica.kernels.tuning import ProductConfig, ShrinkConfig, product_config
 
 NUM_LAYERS = 32
 NUM_ROWS = 64
@@ -71,6 +71,9 @@ class Bench:
             for layer in range(num_layers)
         ]
         self.kernels = LoraKernels(self.memory, self.tables)
+        product = product_config(NUM_ROWS, num_out, self.in_features, _processors())
+        assert product is not None
+        self.product = product
         self.tenants = tenants
 
     def _place(self, tenants: Sequence[Tenant]) -> int:
@@ -105,48 +108,35 @@ class Bench:
         for layer in range(self.num_layers):
             torch.nn.functional.linear(self.x[layer], self.weights[layer])
 
-    def products(self, config: ProductConfig) -> Callable[[], None]:
-        def run() -> None:
-            for layer in range(self.num_layers):
-                self.kernels.product(self.x[layer], self.weights[layer], None, config)
-
-        return run
-
-    def beside(
-        self, num_adapters: int, config: LoraConfig | None = None, *, add: bool, product: ProductConfig | None = None
+    def fused(
+        self, num_adapters: int, product: ProductConfig | None = None, shrink: ShrinkConfig | None = None
     ) -> Callable[[], None]:
-        """Base product and LoRA as the model runs them; with `add`, their sum in a launch of its own."""
+        """Base product and LoRA as the model runs them."""
         view = self.view(num_adapters)
+        product = product or self.product
 
         def run() -> None:
+            bound = self.kernels.bind(view)
             for layer in range(self.num_layers):
-                y, delta = self.kernels.linear(
-                    self.x[layer], self.weights[layer], None, self.groups[layer], view, config
-                )
-                if add:
-                    y.add_(delta)
+                group = self.groups[layer]
+                self.kernels.fused(self.x[layer], self.weights[layer], None, group, bound, product, shrink)
 
         return run
 
-    def half(self, num_adapters: int, config: LoraConfig, *, expand: bool) -> Callable[[], None]:
-        """The shrink alone, or the expand alone."""
-        view = self.kernels.bind(self.view(num_adapters))
-        t = self.kernels.shrink(self.x[0], self.groups[0], view, config)
+    def shrink(self, num_adapters: int, config: ShrinkConfig) -> Callable[[], None]:
+        """The shrink alone."""
+        bound = self.kernels.bind(self.view(num_adapters))
 
         def run() -> None:
             for layer in range(self.num_layers):
-                if expand:
-                    self.kernels.expand(t, DTYPE, self.groups[layer], view, config)
-                else:
-                    self.kernels.shrink(self.x[layer], self.groups[layer], view, config)
+                self.kernels.shrink(self.x[layer], self.groups[layer], bound, config)
 
         return run
 
     def error(self, num_adapters: int) -> float:
         """Relative distance of one layer from float64."""
         view, group = self.kernels.bind(self.view(num_adapters)), self.groups[0]
-        base, delta = self.kernels.linear(self.x[0], self.weights[0], None, group, view)
-        y = base.double() + delta.double()
+        y = self.kernels.linear(self.x[0], self.weights[0], None, group, view).double()
         expected = self.x[0].double() @ self.weights[0].double().T
         share = NUM_ROWS // max(num_adapters, 1)
         for slot in range(num_adapters):
@@ -200,31 +190,26 @@ def medians(timed: dict[str, Timed], rounds: int = 9) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def default_config(name: str) -> LoraConfig:
-    in_features, outs = SITES[name]
-    rows = RowsView(torch.empty(0), NUM_ROWS, NUM_ROWS, 16)
-    return lora_config(rows, len(outs), in_features, torch.cuda.get_device_properties(0).multi_processor_count)
+def _processors() -> int:
+    return int(torch.cuda.get_device_properties(0).multi_processor_count)
 
 
 def measure(name: str) -> list[dict[str, Any]]:
     """The table's rows for one group of projections."""
     bench = Bench(name, [Tenant(16)] * NUM_SLOTS)
     timed = {"base": Timed(bench.base, NUM_LAYERS)}
-    for count in (1, 8, 32, 64):
-        timed[f"{count}"] = Timed(bench.beside(count, add=True), NUM_LAYERS)
-        timed[f"{count}, sum left to the next kernel"] = Timed(bench.beside(count, add=False), NUM_LAYERS)
+    timed |= {str(count): Timed(bench.fused(count), NUM_LAYERS) for count in (0, 1, 8, 32, 64)}
     us = medians(timed)
-    errors = {count: bench.error(count) for count in (1, 8, 64)}
+    errors = {str(count): bench.error(count) for count in (1, 8, 64)}
     del bench, timed
     us.update(_other_ranks(name))
     rows = []
-    for count, total in us.items():
-        peer = PEERS.get(name, {}).get(int(count), None) if count.isdigit() else None
+    for case, total in us.items():
+        peer = PEERS.get(name, {}).get(int(case)) if case.isdigit() else None
         rows.append(
             {
-                "site": name, "case": count, "us": round(total, 2), "added_us": round(total - us["base"], 2),
-                "peer_added_us": None if peer is None else round(peer[1] - peer[0], 2),
-                "error": errors.get(int(count)) if count.isdigit() else None,
+                "site": name, "case": case, "us": round(total, 2), "added_us": round(total - us["base"], 2),
+                "peer_added_us": None if peer is None else round(peer[1] - peer[0], 2), "error": errors.get(case),
             }
         )  # fmt: skip
     return rows
@@ -238,59 +223,38 @@ def _other_ranks(name: str) -> dict[str, float]:
         "64 at r=16, half on the first projection": [Tenant(16), Tenant(16, (True, False, False))] * 32,
     }
     benches = {case: Bench(name, tenants, 16) for case, tenants in cases.items()}
-    return medians({case: Timed(bench.beside(64, add=True), 16) for case, bench in benches.items()})
+    return medians({case: Timed(bench.fused(64), 16) for case, bench in benches.items()})
 
 
-SHRINKS = ((8, 256, 8, 2), (8, 256, 8, 4), (4, 256, 8, 2), (8, 512, 8, 4))
+SHRINKS = ((8, 256, 8, 2), (4, 256, 8, 2))
 """(parts of K, chunk, programs a multiprocessor, warps)."""
 
-EXPANDS = ((256, 8, 4), (512, 4, 4), (512, 8, 4), (256, 16, 2), (128, 16, 2))
-"""(columns, programs a multiprocessor, warps)."""
-
-PRODUCTS = (
-    (32, 128, 4, 4), (32, 128, 6, 4), (32, 256, 3, 4), (64, 64, 6, 4), (64, 128, 3, 4), (64, 128, 4, 4),
-    (128, 64, 4, 4), (128, 64, 4, 8), (64, 64, 8, 4),
-)  # fmt: skip
-"""(columns, block of K, stages, warps)."""
-
-
-def tune(name: str, counts: Sequence[int] = (1, 8, 64)) -> dict[str, Any]:
-    """Each half and the product under each cut; then base and LoRA together under the best."""
-    bench, best = Bench(name, [Tenant(16)] * NUM_SLOTS), default_config(name)
-    base = medians({"base": Timed(bench.base, NUM_LAYERS)})["base"]
-    shrinks = {
-        cut: replace(best, splits=cut[0], chunk=cut[1], shrink_programs=cut[2] * 132, shrink_warps=cut[3])
-        for cut in SHRINKS
-    }
-    best = shrinks[_best(bench, name, "shrink", counts, shrinks)]
-    expands = {cut: replace(best, block_n=cut[0], expand_programs=cut[1] * 132, expand_warps=cut[2]) for cut in EXPANDS}
-    best = expands[_best(bench, name, "expand", counts, expands)]
-    products = {cut: ProductConfig(64, *cut) for cut in PRODUCTS}
-    us = medians({str(cut): Timed(bench.products(config), NUM_LAYERS) for cut, config in products.items()}, rounds=3)
-    print(name, f"base {base:.1f}", "product", {cut: round(each, 1) for cut, each in us.items()}, flush=True)
-    whole = {}
-    for place in sorted(products, key=lambda cut: us[str(cut)])[:2]:
-        for add in (False, True):
-            for count in counts:
-                run = bench.beside(count, best, add=add, product=products[place])
-                whole[f"{place} {count}{' +add' * add}"] = Timed(run, NUM_LAYERS)
-    for add in (False, True):
-        for count in counts:
-            run = bench.beside(count, best, add=add, product=ProductConfig(0, 0, 0, 0, 0))
-            whole[f"cublas {count}{' +add' * add}"] = Timed(run, NUM_LAYERS)
-    whole_us = medians(whole)
-    print(name, f"base {base:.1f}", {k: round(v, 1) for k, v in whole_us.items()}, best, flush=True)
-    return {"site": name, "base_us": base, "best": asdict(best), "products": us, "whole": whole_us}
+PRODUCTS = {
+    "qkv": ((64, 128, 4, 4, 3, 4, None), (32, 128, 4, 4, 3, 4, None), (64, 64, 8, 4, 3, 4, None),
+            (64, 128, 4, 2, 4, 4, None), (32, 128, 4, 4, 3, 4, 128)),
+    "o": ((32, 128, 6, 4, 3, 4, None), (32, 128, 6, 2, 4, 4, None), (32, 128, 7, 4, 3, 4, None),
+          (32, 64, 8, 4, 3, 4, None)),
+    "gate_up": ((128, 64, 4, 4, 3, 8, 128), (128, 64, 4, 2, 3, 8, None), (128, 64, 4, 4, 3, 8, None),
+                (64, 64, 6, 4, 3, 4, 128), (128, 64, 4, 4, 4, 8, 128)),
+    "down": ((32, 128, 6, 4, 3, 4, None), (32, 128, 6, 2, 4, 4, None), (32, 128, 7, 4, 3, 4, None)),
+}  # fmt: skip
+"""(columns, block of K, stages, tiles a turn, stages of B, warps, registers)."""
 
 
-def _best(bench: Bench, name: str, half: str, counts: Sequence[int], configs: dict[Any, LoraConfig]) -> Any:
-    scores = {}
-    for cut, config in configs.items():
-        timed = {n: Timed(bench.half(n, config, expand=half == "expand"), NUM_LAYERS) for n in counts}
-        us = medians({str(n): one for n, one in timed.items()}, rounds=3)
-        scores[cut] = sum(us.values())
-        print(name, half, {k: round(v, 1) for k, v in us.items()}, cut, flush=True)
-    return min(scores, key=lambda cut: scores[cut])
+def tune(name: str, counts: Sequence[int] = (0, 1, 8, 64)) -> dict[str, Any]:
+    """The shrink under each cut, then the whole under each cut of the product."""
+    bench, found = Bench(name, [Tenant(16)] * NUM_SLOTS), {}
+    found["base"] = medians({"base": Timed(bench.base, NUM_LAYERS)})
+    shrinks = {cut: ShrinkConfig(cut[0], cut[1], 128, 4, cut[2] * _processors(), cut[3]) for cut in SHRINKS}
+    for cut, config in shrinks.items():
+        found[f"shrink {cut}"] = medians({str(n): Timed(bench.shrink(n, config), NUM_LAYERS) for n in counts}, rounds=3)
+    for cut in PRODUCTS[name]:
+        for place, config in list(shrinks.items())[: 2 if cut == PRODUCTS[name][0] else 1]:
+            run = {str(n): Timed(bench.fused(n, ProductConfig(64, *cut), config), NUM_LAYERS) for n in counts}
+            found[f"{cut} {place}"] = medians(run, rounds=5)
+    for case, us in found.items():
+        print(name, case, {n: round(each, 1) for n, each in us.items()}, flush=True)
+    return {"site": name, **found}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The two halves of grouped LoRA as Triton kernels: t = A x, then d = scale B t, row by row with the row's adapter.
+"""The two halves of grouped LoRA as Triton kernels: t = A x, then y += scale B t, row by row with the row's adapter.
 
 `bind_kernel` looks up, once a step, where each tile's adapter lies at each site; the others read that one record of
 32 bytes. A program works on items of (tile, projection, part of K) or (tile, block of columns), one after the other,
@@ -12,6 +12,7 @@ results do not depend on timing. What is computed is that of Punica and S-LoRA (
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from replica.kernels.rows import HEAD
 
@@ -53,7 +54,7 @@ def _both(low, high):
 
 
 @triton.jit
-def _pick(p, first, second, third):
+def pick(p, first, second, third):
     """The p-th of three."""
     return tl.where(p == 0, first, tl.where(p == 1, second, third))
 
@@ -98,7 +99,7 @@ def _shrink_record(
 ):
     """(offset of A in units, rank, first row, end) of an item; rank 0 beyond the last one."""
     exists = item < num_items
-    record = _pick(item % P, site0, site1, site2) * max_tiles + item // (P * SPLITS)
+    record = pick(item % P, site0, site1, site2) * max_tiles + item // (P * SPLITS)
     a_offset = tl.load(records + record * 4, mask=exists, other=0)
     rank = tl.load(words32 + record * 8 + 4, mask=exists, other=0)
     start = tl.load(words32 + record * 8 + 6, mask=exists, other=0)
@@ -110,13 +111,15 @@ def _shrink_record(
 def shrink_kernel(
     x, t, memory, records, words32, words, max_tiles, site0, site1, site2, K, split_k, T_SPLIT, T_STRIDE, R_MAX,
     P: tl.constexpr, SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
-    BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    BK: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """t[split, row, p R_MAX + r] = A_p[r] x[row] over one part of K.
 
     `x` is [rows, K], `t` float32, `words32` the records as int32. The projections of a tile are neighbours, so that
     `x` comes from memory once. Each item's record is on its way while the one before is computed.
     """
+    if PDL:
+        gdc_launch_dependents()
     num_items = tl.load(words) * (P * SPLITS)
     first = tl.program_id(0)
     step = tl.num_programs(0)
@@ -145,44 +148,6 @@ def shrink_kernel(
 
 
 @triton.jit
-def _expand_one_row(
-    d, t, b, rank, stride, scale, in_width, columns, T_SPLIT,
-    SPLITS: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """d[columns] = scale B[columns] t."""
-    sums = tl.zeros([BN], dtype=tl.float32)
-    for level in range(0, rank, R):
-        r = level + tl.arange(0, R)
-        mask = in_width[:, None] & (r < stride)[None, :]
-        values = tl.load(b + columns[:, None] * stride + r[None, :], mask=mask, other=0.0)
-        own = tl.zeros([R], dtype=tl.float32)
-        for split in tl.static_range(SPLITS):
-            own += tl.load(t + split * T_SPLIT + r, mask=r < rank, other=0.0)
-        sums += tl.sum(values.to(tl.float32) * own[None, :], axis=1)
-    tl.store(d + columns, (sums * scale).to(d.dtype.element_ty), mask=in_width)
-
-
-@triton.jit
-def _expand_rows(
-    d, t, b, rows, in_rows, rank, stride, scale, in_width, columns, num_out, T_SPLIT, T_STRIDE,
-    SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The same for the rows of a tile."""
-    sums = tl.zeros([TILE, BN], dtype=tl.float32)
-    for level in range(0, rank, R):
-        r = level + tl.arange(0, R)
-        mask = in_width[:, None] & (r < stride)[None, :]
-        values = tl.load(b + columns[:, None] * stride + r[None, :], mask=mask, other=0.0)
-        t_rows = t + rows[:, None] * T_STRIDE + r[None, :]
-        own = tl.zeros([TILE, R], dtype=tl.float32)
-        for split in tl.static_range(SPLITS):
-            own += tl.load(t_rows + split * T_SPLIT, mask=in_rows[:, None] & (r < rank)[None, :], other=0.0)
-        sums = tl.dot((own * scale).to(values.dtype), tl.trans(values), sums, input_precision=PRECISION)
-    out = d + rows[:, None] * num_out + columns[None, :]
-    tl.store(out, sums.to(d.dtype.element_ty), mask=in_rows[:, None] & in_width[None, :])
-
-
-@triton.jit
 def _expand_record(
     item, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01, site0, site1, site2
 ):
@@ -190,7 +155,7 @@ def _expand_record(
     exists = item < num_items
     block = item % num_blocks
     p = (block >= blocks0).to(tl.int32) + (block >= blocks01).to(tl.int32)
-    record = _pick(p, site0, site1, site2) * max_tiles + item // num_blocks
+    record = pick(p, site0, site1, site2) * max_tiles + item // num_blocks
     b_offset = tl.load(records + record * 4 + 1, mask=exists, other=0)
     rank = tl.load(words32 + record * 8 + 4, mask=exists, other=0)
     scale = tl.load(floats + record * 8 + 5, mask=exists, other=0.0)
@@ -200,15 +165,35 @@ def _expand_record(
 
 
 @triton.jit
-def expand_kernel(
-    d, t, memory, records, words32, floats, words, max_tiles, site0, site1, site2, out0, out1, out2,
-    T_SPLIT, T_STRIDE, R_MAX,
-    SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+def _expand(
+    t, b, rows, in_rows, rank, scale, in_width, columns, T_SPLIT, T_STRIDE,
+    SPLITS: tl.constexpr, RB: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """d[row, columns of p] = scale B_p t[row], and 0 for rows and projections without LoRA. `d` [rows, all columns].
+    """scale B[columns] t for the rows of a tile, float32 [TILE, BN]."""
+    stride = (rank + 7) // 8 * 8
+    sums = tl.zeros([TILE, BN], dtype=tl.float32)
+    for level in range(0, rank, RB):
+        r = level + tl.arange(0, RB)
+        mask = in_width[:, None] & (r < stride)[None, :]
+        values = tl.load(b + columns[:, None] * stride + r[None, :], mask=mask, other=0.0)
+        t_rows = t + rows[:, None] * T_STRIDE + r[None, :]
+        own = tl.zeros([TILE, RB], dtype=tl.float32)
+        for split in tl.static_range(SPLITS):
+            own += tl.load(t_rows + split * T_SPLIT, mask=in_rows[:, None] & (r < rank)[None, :], other=0.0)
+        sums = tl.dot((own * scale).to(values.dtype), tl.trans(values), sums, input_precision=PRECISION)
+    return sums
 
-    Rows of B lie `stride` elements apart, the rank in steps of eight, so that loads are 16 bytes wide; what fills a
-    row up is zero.
+
+@triton.jit
+def expand_kernel(
+    y, t, memory, records, words32, floats, words, max_tiles, site0, site1, site2, out0, out1, out2,
+    T_SPLIT, T_STRIDE, R_MAX,
+    SPLITS: tl.constexpr, RB: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y[row, columns of p] += scale B_p t[row]; rows and projections without LoRA are left alone.
+
+    `y` is [rows, columns of all]. Rows of B lie `stride` elements apart, the rank in steps of eight, so that loads are
+    16 bytes wide; what fills a row up is zero.
     """
     blocks0 = tl.cdiv(out0, BN)
     blocks01 = blocks0 + tl.cdiv(out1, BN)
@@ -226,24 +211,19 @@ def expand_kernel(
             item + step, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01,
             site0, site1, site2,
         )  # fmt: skip
-        block = item % num_blocks
-        p = (block >= blocks0).to(tl.int32) + (block >= blocks01).to(tl.int32)
-        b = memory + b_offset * UNIT
-        stride = (rank + 7) // 8 * 8
-        columns = (block - _pick(p, 0, blocks0, blocks01)) * BN + tl.arange(0, BN)
-        in_width = columns < _pick(p, out0, out1, out2)
-        out = d + _pick(p, 0, out0, out0 + out1)
-        own = t + p * R_MAX
-        if end - start == 1:
-            row = start.to(tl.int64)
-            _expand_one_row(
-                out + row * num_out, own + row * T_STRIDE, b, rank, stride, scale, in_width, columns, T_SPLIT,
-                SPLITS, R, BN,
-            )  # fmt: skip
-        else:
+        if rank > 0:
+            block = item % num_blocks
+            p = (block >= blocks0).to(tl.int32) + (block >= blocks01).to(tl.int32)
+            columns = (block - pick(p, 0, blocks0, blocks01)) * BN + tl.arange(0, BN)
+            in_width = columns < pick(p, out0, out1, out2)
             rows = start.to(tl.int64) + tl.arange(0, TILE)
-            _expand_rows(
-                out, own, b, rows, rows < end, rank, stride, scale, in_width, columns, num_out, T_SPLIT, T_STRIDE,
-                SPLITS, R, TILE, BN, PRECISION,
+            in_rows = rows < end
+            out = y + pick(p, 0, out0, out0 + out1) + rows[:, None] * num_out + columns[None, :]
+            mask = in_rows[:, None] & in_width[None, :]
+            before = tl.load(out, mask=mask, other=0.0)
+            sums = _expand(
+                t + p * R_MAX, memory + b_offset * UNIT, rows, in_rows, rank, scale, in_width, columns, T_SPLIT,
+                T_STRIDE, SPLITS, RB, TILE, BN, PRECISION,
             )  # fmt: skip
+            tl.store(out, (before.to(tl.float32) + sums).to(y.dtype.element_ty), mask=mask)
         b_offset, rank, scale, start, end = next_b, next_rank, next_scale, next_start, next_end

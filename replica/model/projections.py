@@ -53,8 +53,7 @@ class GroupLeader(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` is [..., in]; returns this member's [..., width]."""
         if self.step.has_lora:
-            product, delta = project(x, self.weight, self.bias, self.handle)
-            y = product + delta
+            y = project(x, self.weight, self.bias, self.handle)
         else:
             y = functional.linear(x, self.weight, self.bias)
         if self.stash is None:

@@ -37,9 +37,22 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 7) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
-def delta_of(arena: Arena, x: torch.Tensor, group: GroupShape, view: RowsView) -> torch.Tensor:
+def run(
+    arena: Arena, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, view: RowsView
+) -> torch.Tensor:
     kernels = LoraKernels(arena.memory, arena.tables)
-    return kernels.delta(x, group, kernels.bind(view))
+    return kernels.linear(x, weight, bias, group, kernels.bind(view))
+
+
+def delta_of(arena: Arena, x: torch.Tensor, group: GroupShape, view: RowsView) -> torch.Tensor:
+    """What is added to a base product of zeros."""
+    weight = torch.zeros(group.num_out, group.in_features, dtype=x.dtype, device=x.device)
+    return run(arena, x, weight, None, group, view)
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    y = x.cpu().double() @ weight.cpu().double().T
+    return y if bias is None else y + bias.cpu().double()
 
 
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -52,30 +65,47 @@ def num_rows_of(lengths: list[tuple[int, int]]) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize("group", GROUPS, ids=["qkv", "gate_up", "down"])
-@pytest.mark.parametrize("times", [1, 15], ids=["decode", "prompt"])
-def test_delta_equals_float64_on_skewed_segments(group: GroupShape, dtype: torch.dtype, times: int) -> None:
+@pytest.mark.parametrize("times", [1, 4, 15], ids=["fused", "decode", "prompt"])
+def test_linear_equals_float64_on_skewed_segments(group: GroupShape, dtype: torch.dtype, times: int) -> None:
     arena = arena_for(group, MIXED_RANKS, dtype)
     lengths = [(slot, length * times) for slot, length in SKEWED]
     num_rows, segments = num_rows_of(lengths), arena.segments(lengths)
     x = random(num_rows, group.in_features, dtype=dtype)
+    weight = random(group.num_out, group.in_features, dtype=dtype, seed=8) / group.in_features**0.5
+    bias = random(group.num_out, dtype=dtype, seed=9)
 
-    delta = delta_of(arena, x, group, arena.view(segments, num_rows))
+    y = run(arena, x, weight, bias, group, arena.view(segments, num_rows))
 
-    assert distance(delta, arena.expected(x, segments, group)) < TOLERANCE[dtype]
-    assert bool((delta[times : 3 * times] == 0).all()), "rows without an adapter get nothing"
+    base = product(x, weight, bias)
+    assert distance(y, base + arena.expected(x, segments, group)) < TOLERANCE[dtype]
+    assert distance(y[times : 3 * times], base[times : 3 * times]) < TOLERANCE[dtype]
 
 
-def test_linear_is_the_base_product_and_the_delta_apart() -> None:
-    arena = arena_for(QKV, MIXED_RANKS, torch.float32)
-    num_rows, segments = num_rows_of(SKEWED), arena.segments(SKEWED)
-    x, weight = random(num_rows, 192, dtype=torch.float32), random(160, 192, dtype=torch.float32, seed=8)
-    bias, view = random(160, dtype=torch.float32, seed=9), arena.view(segments, num_rows)
-    kernels = LoraKernels(arena.memory, arena.tables)
+@pytest.mark.parametrize("group", [QKV, DOWN], ids=["qkv", "down"])
+def test_linear_with_every_row_another_tenant(group: GroupShape) -> None:
+    ranks = [16, 8, 24, 3, 64] * 4
+    arena = arena_for(group, ranks, torch.float32)
+    segments = arena.segments([(slot, 1) for slot in range(len(ranks))])
+    x = random(len(ranks), group.in_features, dtype=torch.float32)
+    weight = random(group.num_out, group.in_features, dtype=torch.float32, seed=8)
+    y = run(arena, x, weight, None, group, arena.view(segments, len(ranks)))
+    assert distance(y, product(x, weight, None) + arena.expected(x, segments, group)) < 2e-6
 
-    y, delta = kernels.linear(x, weight, bias, QKV, kernels.bind(view))
 
-    assert distance(y, x.cpu().double() @ weight.cpu().double().T + bias.cpu().double()) < 2e-6
-    assert torch.equal(delta, delta_of(arena, x, QKV, view))
+@pytest.mark.parametrize("num_rows", [1, 16, 37, 128])
+def test_linear_without_adapters_is_the_base_product(num_rows: int) -> None:
+    arena = arena_for(DOWN, [8, 8], torch.float32)
+    x, weight = random(num_rows, 1200, dtype=torch.float32), random(80, 1200, dtype=torch.float32, seed=8)
+    y = run(arena, x, weight, None, DOWN, arena.view([], num_rows))
+    assert distance(y, product(x, weight, None)) < 2e-6
+
+
+def test_a_weight_that_is_stored_the_other_way_round_serves_too() -> None:
+    arena = arena_for(DOWN, [8, 8], torch.float32)
+    segments = arena.segments([(0, 2), (1, 1)])
+    x, weight = random(3, 1200, dtype=torch.float32), random(1200, 80, dtype=torch.float32, seed=8).t()
+    y = run(arena, x, weight, None, DOWN, arena.view(segments, 3))
+    assert distance(y, product(x, weight, None) + arena.expected(x, segments, DOWN)) < 2e-6
 
 
 @pytest.mark.parametrize("rank", [1, 7, 8, 17, 40, 256])
@@ -123,15 +153,3 @@ def test_a_step_padded_to_its_bucket_equals_the_step() -> None:
     bucket = delta_of(arena, x, GATE_UP, RowsView(arena.view(segments, 16).words, 16, 16, 16))
     assert torch.equal(bucket[:6], exact)
     assert bool((bucket[6:] == 0).all())
-
-
-@pytest.mark.parametrize("num_rows", [1, 16, 37, 128])
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_product_equals_float64(num_rows: int, has_bias: bool) -> None:
-    arena = arena_for(DOWN, [8, 8], torch.float32)
-    x = random(num_rows, 200, dtype=torch.float32)
-    weight = random(50, 200, dtype=torch.float32, seed=8)
-    bias = random(50, dtype=torch.float32, seed=9) if has_bias else None
-    y = LoraKernels(arena.memory, arena.tables).product(x, weight, bias)
-    expected = x.cpu().double() @ weight.cpu().double().T
-    assert distance(y, expected if bias is None else expected + bias.cpu().double()) < 2e-6
