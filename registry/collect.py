@@ -167,7 +167,8 @@ def _holders(adapter: AdapterRecord, row: AnyRow, replicas: Iterable[ReplicaReco
     number = row.number
     holders = [f"alias {alias}" for alias, target in adapter.aliases.items() if target == number]
     holders += [f"the canary of {alias}" for alias, canary in adapter.canaries.items() if canary.number == number]
-    holders += [f"the way back of {alias}" for alias, target in adapter.previous.items() if target == number]
+    if row.state == VersionState.ACTIVE:  # a rollback does not go to a version that was retired
+        holders += [f"the way back of {alias}" for alias, target in adapter.previous.items() if target == number]
     if row.digest in adapter.pending:
         holders.append("a pending activation")
     holders += [f"requests on {replica.replica_id}" for replica in replicas if row.digest in replica.running]

@@ -149,7 +149,7 @@ def _adapters(connection: Connection, where: ColumnElement[bool]) -> tuple[Adapt
     waiting = where & (tables.activations.c.state == ActivationState.PENDING)
     pending = _grouped(connection, waiting, tables.activations, [tables.activations.c.digest])
     return tuple(
-        AdapterRecord(
+        AdapterRecord.model_construct(
             name=row.name,
             owner=row.owner,
             callers=tuple(row.callers),
@@ -181,7 +181,7 @@ def _versions(connection: Connection, where: ColumnElement[bool]) -> dict[str, l
     found: dict[str, list[VersionRecord]] = defaultdict(list)
     for row in connection.execute(query):
         found[row.name].append(
-            VersionRecord(
+            VersionRecord.model_construct(  # rows were checked when they were written; a catalog has thousands
                 number=row.number,
                 digest=row.digest,
                 state=VersionState(row.state),

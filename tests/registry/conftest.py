@@ -1,7 +1,6 @@
 """Which database a test's registries use: every test of the modules that ask for `backend` runs on both."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,9 +19,15 @@ def postgres_url() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture
+def postgres(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registries of this test keep their rows in PostgreSQL; child processes see it in their environment."""
+    monkeypatch.setenv(POSTGRES_VARIABLE, postgres_url)
+
+
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.services)])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """Names the database of this test; child processes see it in their environment."""
+def backend(request: pytest.FixtureRequest) -> str:
+    """Names the database of this test."""
     if request.param == "postgresql":
-        monkeypatch.setenv(POSTGRES_VARIABLE, request.getfixturevalue("postgres_url"))
+        request.getfixturevalue("postgres")
     return str(request.param)
