@@ -1,16 +1,20 @@
 """What was acknowledged survives kill -9, and writers in several processes and threads never collide."""
 
 import hashlib
+import json
+import random
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from registry.service import Registry
-from registry.types import PushResult
+from registry.types import PushResult, VersionState
 from tests.registry.uploads import make_base, open_registry, plain_upload
 
 ROOT = Path(__file__).parents[2]
@@ -118,3 +122,54 @@ def test_registries_that_open_a_new_folder_at_once_agree(tmp_path: Path) -> None
     assert {registry.publish_base(BASE, actor="r") for registry in opened} == {1}
     for registry in opened:
         registry.close()
+
+
+def _churn(folder: Path, seed: int, lives_s: float) -> list[dict[str, Any]]:
+    """What a churner acknowledged until it was killed after that time."""
+    command = [sys.executable, "-m", "tests.registry.churner", str(folder), str(seed)]
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    lines = [child.stdout.readline()]
+    killer = threading.Timer(lives_s, child.kill)
+    killer.start()
+    lines += child.stdout.readlines()
+    killer.join()
+    child.stdout.close()
+    assert child.wait() == -signal.SIGKILL
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _check_acknowledged(registry: Registry, said: list[dict[str, Any]]) -> None:
+    """Every acknowledged version is there under its number, with its bytes unless it was collected since."""
+    record = registry.adapter("alice")
+    for line in said:
+        assert record.revision >= line.get("revision", 0)
+        if line["kind"] == "pushed":
+            version = record.version(line["number"])
+            assert version is not None
+            assert version.digest == line["digest"]
+    for version in record.versions:
+        if version.state is not VersionState.COLLECTED:
+            manifest = registry.manifest(version.digest)
+            data = registry.blobs.read(manifest.blob_sha256, 0, manifest.blob_bytes)
+            assert hashlib.sha256(data).hexdigest() == manifest.blob_sha256
+
+
+@pytest.mark.soak
+def test_thirty_kills_amid_uploads_activations_rollbacks_and_collections_lose_nothing(tmp_path: Path) -> None:
+    _kill_often(tmp_path, 30)
+
+
+def test_kills_amid_uploads_activations_rollbacks_and_collections_lose_nothing(tmp_path: Path) -> None:
+    _kill_often(tmp_path, 3)
+
+
+def _kill_often(folder: Path, times: int) -> None:
+    source, said = random.Random(times), []
+    for seed in range(times):
+        said += _churn(folder, seed, source.uniform(0.05, 1.0))
+        registry = open_registry(folder / "data", time.time)
+        registry.check_integrity()
+        _check_acknowledged(registry, said)
+        registry.close()
+    assert {"pushed", "live", "collect"} <= {line["kind"] for line in said}
