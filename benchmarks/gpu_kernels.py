@@ -19,9 +19,9 @@ import torch
 
 from benchmarks.provenance import commit
 from replica.adapters.slot_tables import SlotTables
-from replica.kernels.grouped_lora import GroupShape, LoraKernels
+from replica.kernels.grouped_lora import BoundRows, GroupShape, LoraKernels
 from replica.kernels.rows import RowSegment, RowsView, num_words, pack_rows
-from replica.kernels.tuning import ProductConfig, ShrinkConfig, product_config
+from replica.kernels.tuning import ExpandConfig, ProductConfig, ShrinkConfig, shrink_config
 
 NUM_LAYERS = 32
 NUM_ROWS = 64
@@ -71,9 +71,6 @@ class Bench:
             for layer in range(num_layers)
         ]
         self.kernels = LoraKernels(self.memory, self.tables)
-        product = product_config(NUM_ROWS, num_out, self.in_features, _processors())
-        assert product is not None
-        self.product = product
         self.tenants = tenants
 
     def _place(self, tenants: Sequence[Tenant]) -> int:
@@ -108,20 +105,38 @@ class Bench:
         for layer in range(self.num_layers):
             torch.nn.functional.linear(self.x[layer], self.weights[layer])
 
-    def fused(
-        self, num_adapters: int, product: ProductConfig | None = None, shrink: ShrinkConfig | None = None
-    ) -> Callable[[], None]:
+    def whole(self, num_adapters: int) -> Callable[[], None]:
         """Base product and LoRA as the model runs them."""
         view = self.view(num_adapters)
-        product = product or self.product
 
         def run() -> None:
             bound = self.kernels.bind(view)
             for layer in range(self.num_layers):
-                group = self.groups[layer]
-                self.kernels.fused(self.x[layer], self.weights[layer], None, group, bound, product, shrink)
+                self.kernels.linear(self.x[layer], self.weights[layer], None, self.groups[layer], bound)
 
         return run
+
+    def products(self, config: ProductConfig) -> Callable[[], None]:
+        def run() -> None:
+            for layer in range(self.num_layers):
+                self.kernels.product(self.x[layer], self.weights[layer], None, config)
+
+        return run
+
+    def expand(self, num_adapters: int, config: ExpandConfig) -> Callable[[], None]:
+        """The expand alone."""
+        bound = self.kernels.bind(self.view(num_adapters))
+        t = self.kernels.shrink(self.x[0], self.groups[0], bound, self.shrink_cut(bound))
+        y = self.kernels.product(self.x[0], self.weights[0], None)
+
+        def run() -> None:
+            for layer in range(self.num_layers):
+                self.kernels.expand(y, t, self.groups[layer], bound, config)
+
+        return run
+
+    def shrink_cut(self, bound: BoundRows) -> ShrinkConfig:
+        return shrink_config(bound.rows, len(self.outs), self.in_features, _processors())
 
     def shrink(self, num_adapters: int, config: ShrinkConfig) -> Callable[[], None]:
         """The shrink alone."""
@@ -198,7 +213,7 @@ def measure(name: str) -> list[dict[str, Any]]:
     """The table's rows for one group of projections."""
     bench = Bench(name, [Tenant(16)] * NUM_SLOTS)
     timed = {"base": Timed(bench.base, NUM_LAYERS)}
-    timed |= {str(count): Timed(bench.fused(count), NUM_LAYERS) for count in (0, 1, 8, 32, 64)}
+    timed |= {str(count): Timed(bench.whole(count), NUM_LAYERS) for count in (0, 1, 8, 32, 64)}
     us = medians(timed)
     errors = {str(count): bench.error(count) for count in (1, 8, 64)}
     del bench, timed
@@ -223,35 +238,33 @@ def _other_ranks(name: str) -> dict[str, float]:
         "64 at r=16, half on the first projection": [Tenant(16), Tenant(16, (True, False, False))] * 32,
     }
     benches = {case: Bench(name, tenants, 16) for case, tenants in cases.items()}
-    return medians({case: Timed(bench.fused(64), 16) for case, bench in benches.items()})
+    return medians({case: Timed(bench.whole(64), 16) for case, bench in benches.items()})
 
 
-SHRINKS = ((8, 256, 8, 2), (4, 256, 8, 2))
+SHRINKS = ((8, 256, 8, 2), (8, 256, 8, 4), (4, 256, 8, 2))
 """(parts of K, chunk, programs a multiprocessor, warps)."""
 
-PRODUCTS = {
-    "qkv": ((64, 128, 4, 4, 3, 4, None), (32, 128, 4, 4, 3, 4, None), (64, 64, 8, 4, 3, 4, None),
-            (64, 128, 4, 2, 4, 4, None), (32, 128, 4, 4, 3, 4, 128)),
-    "o": ((32, 128, 6, 4, 3, 4, None), (32, 128, 6, 2, 4, 4, None), (32, 128, 7, 4, 3, 4, None),
-          (32, 64, 8, 4, 3, 4, None)),
-    "gate_up": ((128, 64, 4, 4, 3, 8, 128), (128, 64, 4, 2, 3, 8, None), (128, 64, 4, 4, 3, 8, None),
-                (64, 64, 6, 4, 3, 4, 128), (128, 64, 4, 4, 4, 8, 128)),
-    "down": ((32, 128, 6, 4, 3, 4, None), (32, 128, 6, 2, 4, 4, None), (32, 128, 7, 4, 3, 4, None)),
-}  # fmt: skip
-"""(columns, block of K, stages, tiles a turn, stages of B, warps, registers)."""
+EXPANDS = ((512, 2, 4), (512, 1, 8), (256, 3, 4), (256, 2, 2), (128, 4, 4))
+"""(columns, programs a multiprocessor, warps)."""
+
+PRODUCTS = ((32, 128, 6, 4), (32, 128, 4, 4), (64, 128, 4, 4), (128, 64, 4, 8))
+"""(columns, block of K, stages, warps)."""
 
 
-def tune(name: str, counts: Sequence[int] = (0, 1, 8, 64)) -> dict[str, Any]:
-    """The shrink under each cut, then the whole under each cut of the product."""
+def tune(name: str, counts: Sequence[int] = (1, 8, 64)) -> dict[str, Any]:
+    """Each part under each cut, and the whole as it is."""
     bench, found = Bench(name, [Tenant(16)] * NUM_SLOTS), {}
     found["base"] = medians({"base": Timed(bench.base, NUM_LAYERS)})
-    shrinks = {cut: ShrinkConfig(cut[0], cut[1], 128, 4, cut[2] * _processors(), cut[3]) for cut in SHRINKS}
-    for cut, config in shrinks.items():
-        found[f"shrink {cut}"] = medians({str(n): Timed(bench.shrink(n, config), NUM_LAYERS) for n in counts}, rounds=3)
-    for cut in PRODUCTS[name]:
-        for place, config in list(shrinks.items())[: 2 if cut == PRODUCTS[name][0] else 1]:
-            run = {str(n): Timed(bench.fused(n, ProductConfig(64, *cut), config), NUM_LAYERS) for n in counts}
-            found[f"{cut} {place}"] = medians(run, rounds=5)
+    for columns, block_k, stages, warps in PRODUCTS:
+        config = ProductConfig(64, columns, block_k, stages, warps)
+        found[f"product {config}"] = medians({"0": Timed(bench.products(config), NUM_LAYERS)}, rounds=5)
+    for splits, chunk, programs, warps in SHRINKS:
+        cut = ShrinkConfig(splits, chunk, 128, 4, programs * _processors(), warps)
+        found[f"shrink {cut}"] = medians({str(n): Timed(bench.shrink(n, cut), NUM_LAYERS) for n in counts}, rounds=5)
+    for columns, programs, warps in EXPANDS:
+        wide = ExpandConfig(columns, programs * _processors(), warps)
+        found[f"expand {wide}"] = medians({str(n): Timed(bench.expand(n, wide), NUM_LAYERS) for n in counts}, rounds=5)
+    found["whole"] = medians({str(n): Timed(bench.whole(n), NUM_LAYERS) for n in counts})
     for case, us in found.items():
         print(name, case, {n: round(each, 1) for n, each in us.items()}, flush=True)
     return {"site": name, **found}

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from replica.kernels.lora_product import lora_product_kernel
+from replica.kernels.product import product_kernel
 from replica.kernels.rows import MAX_DECODE_ROWS, RowsView
 from replica.kernels.shrink_expand import bind_kernel, expand_kernel, shrink_kernel
 from replica.kernels.tuning import (
@@ -79,7 +79,6 @@ class LoraKernels:
         self._precision = "ieee" if memory.dtype == torch.float32 else "tf32"
         self._num_processors = _num_processors(memory.device)
         self._side = _SideStream(memory.device)
-        self._overlaps = _can_overlap(memory.device)
 
     def __repr__(self) -> str:
         return f"LoraKernels(num_sites={self._num_sites}, {self._memory.dtype}, {self._memory.device})"
@@ -97,42 +96,32 @@ class LoraKernels:
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, bound: BoundRows
     ) -> torch.Tensor:
-        """x W^T + bias + scale B A x for each row's adapter: `x` [rows, in], `weight` [sum of out, in]."""
+        """x W^T + bias + scale B A x for each row's adapter: `x` [rows, in], `weight` [sum of out, in].
+
+        A x is computed beside the base product, on a second stream.
+        """
         rows = bound.rows
-        cut = product_config(rows.capacity, group.num_out, group.in_features, self._num_processors)
-        if cut is not None and weight.is_contiguous():
-            return self.fused(x, weight, bias, group, bound, cut)
         with self._side.beside():
-            t = self.shrink(x, group, bound, self._shrink_config(group, bound))
-        y = torch.nn.functional.linear(x, weight, bias)
+            cut = shrink_config(rows, len(group.sites), group.in_features, self._num_processors)
+            t = self.shrink(x, group, bound, cut)
+        y = self.product(x, weight, bias)
         self._side.join()
-        self.expand(y, t, group, bound, expand_config(rows.capacity, self._num_processors))
+        self.expand(y, t, group, bound, expand_config(rows.capacity, group.num_out, self._num_processors))
         return y
 
-    def fused(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        group: GroupShape,
-        bound: BoundRows,
-        cut: ProductConfig,
-        shrink: ShrinkConfig | None = None,
+    def product(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: ProductConfig | None = None
     ) -> torch.Tensor:
-        """`linear` for few rows: the shrink, and one launch for all the rest that begins beside it."""
-        rows = bound.rows
-        t = self.shrink(x, group, bound, shrink or self._shrink_config(group, bound))
-        y = torch.empty(rows.capacity, group.num_out, dtype=x.dtype, device=x.device)
-        outs = _three(group.out_features)
-        num_programs = sum(-(-width // cut.block_n) for width in outs)
-        lora_product_kernel[(num_programs,)](
-            x, weight, weight if bias is None else bias, y, t, self._memory, *bound.arguments(),
-            bound.records.view(torch.float32), rows.words, rows.capacity, rows.max_tiles, *_three(group.sites), *outs,
-            group.in_features, t.stride(0), t.stride(1), bound.width,
-            HAS_BIAS=bias is not None, SPLITS=t.shape[0], BM=cut.block_m, BN=cut.block_n, BK=cut.block_k,
-            STAGES=cut.stages, Q=cut.tiles_a_turn, B_STAGES=cut.b_stages,
-            EVEN_K=group.in_features % cut.block_k == 0, PDL=self._overlaps, PRECISION=self._precision,
-            num_warps=cut.num_warps, **self._launch_options(cut),
+        """x W^T + bias, [rows, out]: by a kernel of our own where it is faster than the library's."""
+        num_rows, (num_out, width) = x.shape[0], weight.shape
+        cut = config or product_config(num_rows, num_out, self._num_processors)
+        if cut is None or not weight.is_contiguous():
+            return torch.nn.functional.linear(x, weight, bias)
+        y = torch.empty(num_rows, num_out, dtype=x.dtype, device=x.device)
+        product_kernel[(-(-num_out // cut.block_n),)](
+            x, weight, weight if bias is None else bias, y, num_rows, num_out, width,
+            HAS_BIAS=bias is not None, BM=cut.block_m, BN=cut.block_n, BK=cut.block_k, STAGES=cut.stages,
+            EVEN_K=width % cut.block_k == 0, PRECISION=self._precision, num_warps=cut.num_warps,
         )  # fmt: skip
         return y
 
@@ -149,7 +138,7 @@ class LoraKernels:
             x, t, self._memory, *bound.arguments(), rows.words, rows.max_tiles, *_three(group.sites),
             group.in_features, split_k, t.stride(0), t.stride(1), bound.width,
             P=count, SPLITS=splits, R=bound.rank_block, TILE=rows.tile_rows, CHUNK=cut.chunk, BK=cut.block_k,
-            STAGES=cut.stages, PDL=self._overlaps, PRECISION=self._precision, num_warps=cut.num_warps,
+            STAGES=cut.stages, PRECISION=self._precision, num_warps=cut.num_warps,
         )  # fmt: skip
         return t
 
@@ -160,16 +149,9 @@ class LoraKernels:
         expand_kernel[(min(num_items, cut.num_programs),)](
             y, t, self._memory, *bound.arguments(), bound.records.view(torch.float32), rows.words, rows.max_tiles,
             *_three(group.sites), *outs, t.stride(0), t.stride(1), bound.width,
-            SPLITS=t.shape[0], RB=bound.rank_block, TILE=rows.tile_rows, BN=cut.block_n, PRECISION=self._precision,
+            SPLITS=t.shape[0], R=bound.rank_block, TILE=rows.tile_rows, BN=cut.block_n, PRECISION=self._precision,
             num_warps=cut.num_warps,
         )  # fmt: skip
-
-    def _shrink_config(self, group: GroupShape, bound: BoundRows) -> ShrinkConfig:
-        return shrink_config(bound.rows, len(group.sites), group.in_features, self._num_processors)
-
-    def _launch_options(self, cut: ProductConfig) -> dict[str, int]:
-        options = {"launch_pdl": True} if self._overlaps else {}
-        return options if cut.max_registers is None else {**options, "maxnreg": cut.max_registers}
 
 
 class _SideStream:
@@ -194,11 +176,6 @@ class _SideStream:
         """What the current stream launches from now on waits for what was launched beside it."""
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
-
-
-def _can_overlap(device: torch.device) -> bool:
-    """Whether a kernel may start while the one before it runs (Hopper and later)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _num_processors(device: torch.device) -> int:

@@ -12,7 +12,6 @@ results do not depend on timing. What is computed is that of Punica and S-LoRA (
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
 
 from replica.kernels.rows import HEAD
 
@@ -111,15 +110,13 @@ def _shrink_record(
 def shrink_kernel(
     x, t, memory, records, words32, words, max_tiles, site0, site1, site2, K, split_k, T_SPLIT, T_STRIDE, R_MAX,
     P: tl.constexpr, SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
-    BK: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
+    BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """t[split, row, p R_MAX + r] = A_p[r] x[row] over one part of K.
 
     `x` is [rows, K], `t` float32, `words32` the records as int32. The projections of a tile are neighbours, so that
     `x` comes from memory once. Each item's record is on its way while the one before is computed.
     """
-    if PDL:
-        gdc_launch_dependents()
     num_items = tl.load(words) * (P * SPLITS)
     first = tl.program_id(0)
     step = tl.num_programs(0)
@@ -148,52 +145,93 @@ def shrink_kernel(
 
 
 @triton.jit
-def _expand_record(
-    item, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01, site0, site1, site2
-):
-    """(offset of B in units, rank, scale, first row, end) of an item."""
+def _expand_record(item, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01, s0, s1, s2):
+    """(projection, offset of B in units, rank, scale, first row, end) of an item; rank 0 beyond the last one."""
     exists = item < num_items
     block = item % num_blocks
     p = (block >= blocks0).to(tl.int32) + (block >= blocks01).to(tl.int32)
-    record = pick(p, site0, site1, site2) * max_tiles + item // num_blocks
+    record = pick(p, s0, s1, s2) * max_tiles + item // num_blocks
     b_offset = tl.load(records + record * 4 + 1, mask=exists, other=0)
     rank = tl.load(words32 + record * 8 + 4, mask=exists, other=0)
     scale = tl.load(floats + record * 8 + 5, mask=exists, other=0.0)
     start = tl.load(words32 + record * 8 + 6, mask=exists, other=0)
     end = tl.load(words32 + record * 8 + 7, mask=exists, other=0)
-    return b_offset, rank, scale, start, end
+    return p, b_offset, rank, scale, start, end
 
 
 @triton.jit
-def _expand(
-    t, b, rows, in_rows, rank, scale, in_width, columns, T_SPLIT, T_STRIDE,
-    SPLITS: tl.constexpr, RB: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """scale B[columns] t for the rows of a tile, float32 [TILE, BN]."""
+def _load_b(b_offset, rank, first_column, width, level, memory, R: tl.constexpr, BN: tl.constexpr):
+    """[BN, R] of B from row `first_column` on; nothing where the rank does not reach."""
+    columns = first_column + tl.arange(0, BN)
+    r = level + tl.arange(0, R)
     stride = (rank + 7) // 8 * 8
-    sums = tl.zeros([TILE, BN], dtype=tl.float32)
-    for level in range(0, rank, RB):
-        r = level + tl.arange(0, RB)
-        mask = in_width[:, None] & (r < stride)[None, :]
-        values = tl.load(b + columns[:, None] * stride + r[None, :], mask=mask, other=0.0)
-        t_rows = t + rows[:, None] * T_STRIDE + r[None, :]
-        own = tl.zeros([TILE, RB], dtype=tl.float32)
-        for split in tl.static_range(SPLITS):
-            own += tl.load(t_rows + split * T_SPLIT, mask=in_rows[:, None] & (r < rank)[None, :], other=0.0)
-        sums = tl.dot((own * scale).to(values.dtype), tl.trans(values), sums, input_precision=PRECISION)
-    return sums
+    mask = (columns < width)[:, None] & (r < stride)[None, :]
+    return tl.load(memory + b_offset * UNIT + columns[:, None] * stride + r[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _sum_parts(t, mask, T_SPLIT, SPLITS: tl.constexpr):
+    """The sum over the parts of K of what the pointers `t` show."""
+    total = tl.load(t, mask=mask, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(t + split * T_SPLIT, mask=mask, other=0.0)
+    return total
+
+
+@triton.jit
+def _expand_one_row(
+    y, t, values, b_offset, rank, scale, first_column, width, memory, T_SPLIT,
+    SPLITS: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """y[columns] += scale B[columns] t for one row; `values` is B's first level."""
+    columns = first_column + tl.arange(0, BN)
+    in_width = columns < width
+    before = tl.load(y + columns, mask=in_width, other=0.0)
+    r = tl.arange(0, R)
+    own = _sum_parts(t + r, r < rank, T_SPLIT, SPLITS)
+    sums = tl.sum(values.to(tl.float32) * own[None, :], axis=1)
+    for level in range(R, rank, R):
+        own = _sum_parts(t + level + r, level + r < rank, T_SPLIT, SPLITS)
+        more = _load_b(b_offset, rank, first_column, width, level, memory, R, BN)
+        sums += tl.sum(more.to(tl.float32) * own[None, :], axis=1)
+    tl.store(y + columns, (before.to(tl.float32) + sums * scale).to(y.dtype.element_ty), mask=in_width)
+
+
+@triton.jit
+def _expand_rows(
+    y, t, values, b_offset, rank, scale, start, end, first_column, width, num_out, memory, T_SPLIT, T_STRIDE,
+    SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same for the rows [start, end) of a tile."""
+    rows = start.to(tl.int64) + tl.arange(0, TILE)
+    columns = first_column + tl.arange(0, BN)
+    in_rows = (rows < end)[:, None]
+    mask = in_rows & (columns < width)[None, :]
+    out = y + rows[:, None] * num_out + columns[None, :]
+    before = tl.load(out, mask=mask, other=0.0)
+    r = tl.arange(0, R)
+    t_rows = t + rows[:, None] * T_STRIDE + r[None, :]
+    own = (_sum_parts(t_rows, in_rows & (r < rank)[None, :], T_SPLIT, SPLITS) * scale).to(values.dtype)
+    sums = tl.dot(own, tl.trans(values), before.to(tl.float32), input_precision=PRECISION)
+    for level in range(R, rank, R):
+        in_rank = in_rows & (level + r < rank)[None, :]
+        own = (_sum_parts(t_rows + level, in_rank, T_SPLIT, SPLITS) * scale).to(values.dtype)
+        more = _load_b(b_offset, rank, first_column, width, level, memory, R, BN)
+        sums = tl.dot(own, tl.trans(more), sums, input_precision=PRECISION)
+    tl.store(out, sums.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def expand_kernel(
     y, t, memory, records, words32, floats, words, max_tiles, site0, site1, site2, out0, out1, out2,
     T_SPLIT, T_STRIDE, R_MAX,
-    SPLITS: tl.constexpr, RB: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y[row, columns of p] += scale B_p t[row]; rows and projections without LoRA are left alone.
 
-    `y` is [rows, columns of all]. Rows of B lie `stride` elements apart, the rank in steps of eight, so that loads are
-    16 bytes wide; what fills a row up is zero.
+    `y` is [rows, columns of all]. Rows of B lie so many elements apart as the rank in steps of eight, so that loads are
+    16 bytes wide; what fills a row up is zero. While an item is computed, the B of the next one is on its way, and the
+    record of the one after.
     """
     blocks0 = tl.cdiv(out0, BN)
     blocks01 = blocks0 + tl.cdiv(out1, BN)
@@ -202,28 +240,38 @@ def expand_kernel(
     num_items = tl.load(words) * num_blocks
     first = tl.program_id(0)
     step = tl.num_programs(0)
-    b_offset, rank, scale, start, end = _expand_record(
-        first, max_tiles * num_blocks, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01,
-        site0, site1, site2,
-    )  # fmt: skip
+    p, b_offset, rank, scale, start, end = _expand_record(
+        first, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01, site0, site1, site2
+    )
+    next_p, next_b, next_rank, next_scale, next_start, next_end = _expand_record(
+        first + step, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01, site0, site1, site2
+    )
+    column = (first % num_blocks - pick(p, 0, blocks0, blocks01)) * BN
+    values = _load_b(b_offset, rank, column, pick(p, out0, out1, out2), 0, memory, R, BN)
     for item in range(first, num_items, step):
-        next_b, next_rank, next_scale, next_start, next_end = _expand_record(
-            item + step, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01,
+        after_p, after_b, after_rank, after_scale, after_start, after_end = _expand_record(
+            item + 2 * step, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01,
             site0, site1, site2,
         )  # fmt: skip
+        next_column = ((item + step) % num_blocks - pick(next_p, 0, blocks0, blocks01)) * BN
+        next_values = _load_b(next_b, next_rank, next_column, pick(next_p, out0, out1, out2), 0, memory, R, BN)
         if rank > 0:
-            block = item % num_blocks
-            p = (block >= blocks0).to(tl.int32) + (block >= blocks01).to(tl.int32)
-            columns = (block - pick(p, 0, blocks0, blocks01)) * BN + tl.arange(0, BN)
-            in_width = columns < pick(p, out0, out1, out2)
-            rows = start.to(tl.int64) + tl.arange(0, TILE)
-            in_rows = rows < end
-            out = y + pick(p, 0, out0, out0 + out1) + rows[:, None] * num_out + columns[None, :]
-            mask = in_rows[:, None] & in_width[None, :]
-            before = tl.load(out, mask=mask, other=0.0)
-            sums = _expand(
-                t + p * R_MAX, memory + b_offset * UNIT, rows, in_rows, rank, scale, in_width, columns, T_SPLIT,
-                T_STRIDE, SPLITS, RB, TILE, BN, PRECISION,
-            )  # fmt: skip
-            tl.store(out, (before.to(tl.float32) + sums).to(y.dtype.element_ty), mask=mask)
-        b_offset, rank, scale, start, end = next_b, next_rank, next_scale, next_start, next_end
+            out = y + pick(p, 0, out0, out0 + out1)
+            own = t + p * R_MAX
+            width = pick(p, out0, out1, out2)
+            if end - start == 1:
+                row = start.to(tl.int64)
+                _expand_one_row(
+                    out + row * num_out, own + row * T_STRIDE, values, b_offset, rank, scale, column, width, memory,
+                    T_SPLIT, SPLITS, R, BN,
+                )  # fmt: skip
+            else:
+                _expand_rows(
+                    out, own, values, b_offset, rank, scale, start, end, column, width, num_out, memory, T_SPLIT,
+                    T_STRIDE, SPLITS, R, TILE, BN, PRECISION,
+                )  # fmt: skip
+        p, b_offset, rank, scale, start, end = next_p, next_b, next_rank, next_scale, next_start, next_end
+        next_p, next_b, next_rank, next_scale, next_start, next_end = (
+            after_p, after_b, after_rank, after_scale, after_start, after_end,
+        )  # fmt: skip
+        values, column = next_values, next_column

@@ -33,17 +33,13 @@ class ExpandConfig:
 
 @dataclass(frozen=True, slots=True)
 class ProductConfig:
-    """The blocks of the product; the adapters' B takes `tiles_a_turn` tiles of rows at a time."""
+    """The blocks of a base product of few rows."""
 
     block_m: int
     block_n: int
     block_k: int
     stages: int
-    tiles_a_turn: int
-    b_stages: int
     num_warps: int
-    max_registers: int | None = None
-    """A cap on registers a thread, so that two programs fit on one multiprocessor."""
 
 
 def shrink_config(rows: RowsView, num_projections: int, in_features: int, num_processors: int) -> ShrinkConfig:
@@ -55,17 +51,18 @@ def shrink_config(rows: RowsView, num_projections: int, in_features: int, num_pr
     return ShrinkConfig(splits, 256, 128, 3, 8 * num_processors, 4)
 
 
-def expand_config(num_rows: int, num_processors: int) -> ExpandConfig:
-    return ExpandConfig(256 if num_rows <= MAX_DECODE_ROWS else 128, 8 * num_processors, 4)
+def expand_config(num_rows: int, num_out: int, num_processors: int) -> ExpandConfig:
+    """Wide blocks where there are many columns; as many programs as run at once, since each has its next load ahead."""
+    if num_rows > MAX_DECODE_ROWS:
+        return ExpandConfig(128, 2 * num_processors, 4)
+    if num_out > 64 * num_processors:
+        return ExpandConfig(512, 2 * num_processors, 4)
+    return ExpandConfig(256, 3 * num_processors, 4)
 
 
-def product_config(num_rows: int, num_out: int, in_features: int, num_processors: int) -> ProductConfig | None:
-    """Wide blocks where there are many columns; None where the library's product does better."""
-    if num_rows > MAX_PRODUCT_ROWS:
+def product_config(num_rows: int, num_out: int, num_processors: int) -> ProductConfig | None:
+    """For few rows and about as many columns as make one round of small blocks; None: the library does better."""
+    if num_rows > MAX_PRODUCT_ROWS or not 16 * num_processors < num_out <= 32 * num_processors:
         return None
     block_m = next(size for size in (16, 32, 64, 128) if num_rows <= size)
-    if num_out >= 128 * num_processors:
-        return ProductConfig(block_m, 128, 64, 4, 4, 3, 8, 128)
-    if num_out > 33 * num_processors:
-        return ProductConfig(block_m, 64, 128, 4, 4, 3, 4)
-    return ProductConfig(block_m, 32, 128, 6 if block_m <= 64 else 4, 4, 3, 4)
+    return ProductConfig(block_m, 32, 128, 6 if block_m <= 64 else 4, 4)
