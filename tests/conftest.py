@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from tests.tiny_fleet import TinyFleet
 
 ROOT = Path(__file__).parent.parent
+
+if not Path("/dev/nvidia0").exists():
+    # Triton reads this when it is imported: without a device its kernels are interpreted.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 GGUF = Path("~/.cache/lorafleet/base/SmolLM2-135M-Instruct.Q4_1.gguf").expanduser()
 
 

@@ -59,7 +59,7 @@ class Arena:
         """Neighbouring segments (slot, rows); slot -1 leaves base-only rows between."""
         found, row = [], first
         for slot, length in lengths:
-            if slot >= 0:
+            if slot >= 0 and length:
                 found.append(RowSegment(row, row + length, slot, max(self.ranks[slot])))
             row += length
         return found

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
 from replica.kernels.grouped_lora import GroupShape, LoraKernels
 from replica.kernels.rows import RowSegment, RowsView
 from tests.replica.kernels.adapters_in_arena import Arena
@@ -65,10 +67,10 @@ def num_rows_of(lengths: list[tuple[int, int]]) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize("group", GROUPS, ids=["qkv", "gate_up", "down"])
-@pytest.mark.parametrize("times", [1, 4, 15], ids=["fused", "decode", "prompt"])
-def test_linear_equals_float64_on_skewed_segments(group: GroupShape, dtype: torch.dtype, times: int) -> None:
+@pytest.mark.parametrize("num_base_rows", [0, 512], ids=["decode", "prompt"])
+def test_linear_equals_float64_on_skewed_segments(group: GroupShape, dtype: torch.dtype, num_base_rows: int) -> None:
     arena = arena_for(group, MIXED_RANKS, dtype)
-    lengths = [(slot, length * times) for slot, length in SKEWED]
+    lengths = [(-1, num_base_rows), *SKEWED, (0, num_base_rows // 6)]
     num_rows, segments = num_rows_of(lengths), arena.segments(lengths)
     x = random(num_rows, group.in_features, dtype=dtype)
     weight = random(group.num_out, group.in_features, dtype=dtype, seed=8) / group.in_features**0.5
@@ -78,7 +80,8 @@ def test_linear_equals_float64_on_skewed_segments(group: GroupShape, dtype: torc
 
     base = product(x, weight, bias)
     assert distance(y, base + arena.expected(x, segments, group)) < TOLERANCE[dtype]
-    assert distance(y[times : 3 * times], base[times : 3 * times]) < TOLERANCE[dtype]
+    base_only = slice(num_base_rows + 1, num_base_rows + 3)
+    assert distance(y[base_only], base[base_only]) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("group", [QKV, DOWN], ids=["qkv", "down"])
