@@ -53,9 +53,9 @@ class ModuleSpec(Record):
 class BaseSpec(Record):
     """What a replica publishes of its base model.
 
-    `revision` is the commit of the hub or what the configuration says, None when nobody knows. `digest` is sha256 over the canonical JSON of `modules` (their weights' digests included), so it is equal on
-    every replica that holds the same weights. `tokenizer_sha256` names a blob in the blob store that holds
-    `tokenizer.json`.
+    `revision` is the commit of the hub or what the configuration says, None when nobody knows. `digest` is sha256 over
+    the canonical JSON of `modules` (their weights' digests included), so it is equal on every replica that holds the
+    same weights. `tokenizer_sha256` names a blob in the blob store that holds `tokenizer.json`.
     """
 
     base_id: str
