@@ -190,12 +190,11 @@ def top(session: Session, interval: IntervalOption = 1.0, once: OnceOption = Fal
 def watch(
     session: Session,
     after: Annotated[int, typer.Option("--after", min=0, help="Only changes after this revision.")] = 0,
-    interval: IntervalOption = 1.0,
     once: OnceOption = False,
 ) -> None:
     """Follow the change log."""
     with suppress(KeyboardInterrupt):
-        run_watch(session.client, session.output, after=after, interval_s=interval, once=once)
+        run_watch(session.client, session.output, after=after, once=once)
 
 
 @app.command()

@@ -9,6 +9,12 @@ from cluster.console.render import Output, one_line
 from cluster.console.views import event_line
 from registry.types import Event
 
+HOLD_S = 20.0
+"""How long the server may hold one question for changes."""
+PAUSE_S = 0.05
+"""After an empty answer, should the server not hold questions."""
+RETRY_S = 1.0
+
 Sleep = Callable[[float], None]
 
 
@@ -17,33 +23,30 @@ def run_watch(
     output: Output,
     *,
     after: int,
-    interval_s: float,
     once: bool,
     sleep: Sleep = time.sleep,
 ) -> None:
     """Print events after revision `after` until interrupted; with `once`, only those there are."""
     events = client.events(after)
-    while True:
+    while events or not once:
         for event in events:
             _print(event, output)
-        after = max((event.revision for event in events), default=after)
         if not events:
-            if once:
-                return
-            sleep(interval_s)
-        events = _next(client, output, after, interval_s, sleep)
+            sleep(PAUSE_S)
+        after = max((event.revision for event in events), default=after)
+        events = _next(client, output, after, 0.0 if once else HOLD_S, sleep)
 
 
-def _next(client: ControlClient, output: Output, after: int, interval_s: float, sleep: Sleep) -> list[Event]:
+def _next(client: ControlClient, output: Output, after: int, hold_s: float, sleep: Sleep) -> list[Event]:
     told = False
     while True:
         try:
-            return client.events(after)
+            return client.events(after, wait_s=hold_s)
         except Unreachable as error:
             if not told:
                 output.note(f"{error.message}; trying again")
             told = True
-            sleep(interval_s)
+            sleep(RETRY_S)
 
 
 def _print(event: Event, output: Output) -> None:

@@ -9,7 +9,7 @@ from cluster.console.client import ControlClient
 from cluster.console.errors import Refused, Unreachable
 from cluster.console.follow import follow, wait_ready, waiting_line
 from cluster.console.render import Output
-from cluster.console.watch import run_watch
+from cluster.console.watch import HOLD_S, run_watch
 from registry.types import Activation, ActivationState, Event
 
 PENDING = Activation(
@@ -110,7 +110,7 @@ def test_wait_ready_waits_through_every_kind_of_not_yet() -> None:
 
 def test_watch_outlives_a_restart_and_misses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     answers = [events(1, 2), httpx.ConnectError("refused"), httpx.ConnectError("refused"), events(3), events()]
-    run_watch(answering(iter(answers)), Output(), after=0, interval_s=1, once=True, sleep=lambda seconds: None)
+    run_watch(answering(iter(answers)), Output(), after=0, once=True, sleep=lambda seconds: None)
     out, err = capsys.readouterr()
     assert [line.split()[2] for line in out.splitlines()] == ["r1", "r2", "r3"]
     assert err == "nothing answers at http://host; trying again\n"
@@ -119,7 +119,24 @@ def test_watch_outlives_a_restart_and_misses_nothing(capsys: pytest.CaptureFixtu
 def test_watch_without_a_server_at_first_ends() -> None:
     client = answering(iter([httpx.ConnectError("refused")]))
     with pytest.raises(Unreachable):
-        run_watch(client, Output(), after=0, interval_s=1, once=False, sleep=lambda seconds: None)
+        run_watch(client, Output(), after=0, once=False, sleep=lambda seconds: None)
+
+
+def test_watch_lets_the_server_hold_the_question() -> None:
+    asked: list[tuple[str, float]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append((request.url.params["after"], float(request.url.params["wait_s"])))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return events(len(asked))
+
+    client = ControlClient("http://host", transport=httpx.MockTransport(answer))
+    slept: list[float] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_watch(client, Output(), after=0, once=False, sleep=slept.append)
+    assert asked == [("0", 0.0), ("1", HOLD_S), ("2", HOLD_S)]
+    assert not slept
 
 
 def events(*revisions: int) -> httpx.Response:
