@@ -22,6 +22,9 @@ class Stager(Protocol):
     async def remember(self, manifest: AdapterManifest) -> None:
         """Keep the manifest; the bytes come when they are first used."""
 
+    def warm(self, digest: str) -> None:
+        """Bring it from the node to where it is served from, if there is room to spare. Never blocks or raises."""
+
     def forget(self, digest: str) -> None: ...
 
     def staged(self) -> Sequence[str]:
@@ -88,9 +91,19 @@ class Staging:
             self._adapters.clear()
             self.failed.clear()
             self._num_failures.clear()
+        else:
+            self._warm_ways_back(delta.adapters)
         self._adapters.update({adapter.name: adapter for adapter in delta.adapters})
         self._withdraw()
         self._begin(in_service(self._adapters.values()), delta.full)
+
+    def _warm_ways_back(self, changed: Iterable[AdapterRecord]) -> None:
+        """Where an alias has just moved, a rollback shall find the version before it as warm as it was."""
+        for adapter in changed:
+            known = self._adapters.get(adapter.name)
+            before = set() if known is None else ways_back(known)
+            for digest in ways_back(adapter) - before:
+                self._stager.warm(digest)
 
     def _withdraw(self) -> None:
         """Forget what may not even be finished any more. A neighbour on this node may have removed the files first,
@@ -208,3 +221,13 @@ def wanted(adapter: AdapterRecord) -> set[int]:
     """The versions that requests by alias may come to need at once."""
     canaries = (canary.number for canary in adapter.canaries.values())
     return {*adapter.aliases.values(), *adapter.previous.values(), *canaries}
+
+
+def ways_back(adapter: AdapterRecord) -> set[str]:
+    """The digests that a rollback of some alias would go to."""
+    numbers = adapter.previous.values()
+    return {
+        version.digest
+        for version in adapter.versions
+        if version.number in numbers and version.state is VersionState.ACTIVE
+    }

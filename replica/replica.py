@@ -211,6 +211,10 @@ class Replica:
         self._withdrawn.pop(manifest.digest, None)
         await asyncio.to_thread(self._store.remember, manifest)
 
+    def warm(self, digest: str) -> None:
+        """Bring a version to host memory, where there is room to spare. Never blocks or raises."""
+        self._cache.warm(digest)
+
     def forget(self, digest: str) -> None:
         """Drop a version from all tiers; requests that wait for it or run on it end with AdapterWithdrawn."""
         self._withdrawn[digest] = None

@@ -104,8 +104,8 @@ class Workers:
 
 
 class AdapterCache:
-    """Slots over host cache over node store. `prefetch`, `forget`, `stats` and `check_fits` are safe from any thread;
-    everything else belongs to the step thread, and `poll` to the moment between two steps."""
+    """Slots over host cache over node store. `prefetch`, `warm`, `forget`, `stats` and `check_fits` are safe from any
+    thread; everything else belongs to the step thread, and `poll` to the moment between two steps."""
 
     def __init__(
         self,
@@ -188,6 +188,17 @@ class AdapterCache:
             self._loader.check(digest)
             if not self._host.touch(digest):
                 self._loader.request(digest)
+
+    def warm(self, digest: str) -> None:
+        """As `prefetch`, into host memory that nothing uses: no other image leaves for it. Never blocks or raises."""
+        self._workers.readers.submit(self._warm, digest)
+
+    def _warm(self, digest: str) -> None:
+        with suppress(ReplicaError):
+            if self._planner.plan(self._store.manifest(digest)).num_bytes <= self._host.free_bytes:
+                self.prefetch(digest)
+            else:
+                self._host.touch(digest)
 
     def acquire(self, digest: str) -> AdapterLease:
         """A lease on an adapter, ready at once if that is resident. Never blocks.

@@ -54,6 +54,11 @@ class HostCache:
     def max_bytes(self) -> int:
         return self._memory.max_bytes
 
+    @property
+    def free_bytes(self) -> int:
+        """What can be had without giving up an image, perhaps in several holes."""
+        return self._memory.free_bytes
+
     def make_room(self, num_bytes: int) -> HostBlock | None:
         """Room for a new image, after giving up as few old ones as it takes.
 

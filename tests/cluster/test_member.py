@@ -22,6 +22,7 @@ class FakeStager:
     def __init__(self) -> None:
         self.manifests: dict[str, AdapterManifest] = {}
         self.with_bytes: list[str] = []
+        self.warmed: list[str] = []
         self.num_faults = 0
         self.alive = True
         self.in_use: set[str] = set()
@@ -38,6 +39,9 @@ class FakeStager:
 
     async def remember(self, manifest: AdapterManifest) -> None:
         self.manifests[manifest.digest] = manifest
+
+    def warm(self, digest: str) -> None:
+        self.warmed.append(digest)
 
     def forget(self, digest: str) -> None:
         self.manifests.pop(digest, None)
@@ -152,6 +156,20 @@ async def test_bytes_on_demand_are_brought_before_an_alias_moves(fleet: Fleet) -
         stager.gate.set()
         assert (await fleet.ended(canary)).state is ActivationState.DONE
         assert stager.held() == (digest,)
+
+
+async def test_version_before_the_live_one_is_warmed_once_when_the_alias_moves(fleet: Fleet) -> None:
+    stager = FakeStager()
+    async with fleet.member(stager):
+        first, second = [await fleet.ended(await fleet.push("alice", seed)) for seed in (0, 1)]
+        await until(lambda: stager.warmed == [first.digest])
+        await asyncio.to_thread(fleet.plain.set_callers, "alice", ["*"], actor="a")
+        await fleet.ended(await fleet.registry.rollback("alice", "live", actor="a"))
+        await until(lambda: stager.warmed == [first.digest, second.digest])
+    await fleet.registry.leave_replica("r0")
+    joiner = FakeStager()
+    async with fleet.member(joiner):
+        assert joiner.warmed == []
 
 
 async def test_replica_that_makes_no_progress_loses_its_lease_until_it_does(

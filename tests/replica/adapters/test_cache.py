@@ -230,6 +230,20 @@ def test_prefetch_brings_it_to_the_host_and_acquire_takes_it_from_there(fleet: B
     assert fleet.cache.stats().loads == {"host": 1, "node": 0, "blob": 0}
 
 
+def test_warm_takes_only_room_to_spare(tmp_path: Path) -> None:
+    with bench(tmp_path, host_bytes=2 * R8_BYTES) as fleet:
+        fleet.stage(*ADAPTERS[:3])
+        fleet.cache.warm("0" * 64)
+        for made in ADAPTERS[:2]:
+            fleet.cache.warm(made.digest)
+            fleet.until(lambda made=made: made.digest in fleet.cache.stats().host_cached)
+        fleet.cache.warm(ADAPTERS[2].digest)
+        fleet.cache.warm(ADAPTERS[0].digest)
+        newest_last = (ADAPTERS[1].digest, ADAPTERS[0].digest)
+        fleet.until(lambda: fleet.cache.stats().host_cached == newest_last)
+        assert fleet.cache.stats().evictions["host"] == 0
+
+
 def test_q_and_v_after_all_seven_leaves_nothing_behind(tmp_path: Path) -> None:
     few = make_adapter(50, targets=QV)
     with bench(tmp_path, max_slots=1, arena_bytes=R8_BYTES) as fleet:
