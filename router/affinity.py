@@ -1,27 +1,26 @@
 """Which replica an adapter prefers: rendezvous hashing with a bounded working set and a bounded load.
 
-Pure: equal adapters and replicas give equal homes in every gateway. Knows nothing of requests, clocks or Ray.
-Rendezvous hashing: Thaler and Ravishankar, 1998. Bounded loads: Mirrokni, Thorup and Zadimoghaddam, 2018.
+Pure: equal adapters, replicas and demand give equal homes in every gateway. Knows nothing of requests, clocks or Ray.
+Bounded loads: Mirrokni, Thorup and Zadimoghaddam, 2018.
 """
 
-import hashlib
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import repeat
+
+from router.homes import Demand, assign
+from router.preferences import Member, Row, hash64, rows
+
+IN_SLOT, IN_HOST, COLD = 0, 1, 2
+"""How far an adapter is from being served on a replica, for `standing`."""
+
+Standing = Callable[[str], int]
+"""Replica id -> IN_SLOT, IN_HOST or COLD; also COLD when nothing recent is known."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Member:
-    """A replica on the ring. `ring_id` outlives restarts, so it decides; `replica_id` only breaks ties."""
-
-    ring_id: int
-    replica_id: str
-
-
-def hash64(text: str) -> int:
-    """64 bits of blake2b, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+def unknown(replica_id: str) -> int:
+    """The standing everywhere while there is no news."""
+    return COLD
 
 
 def load_bound(total: int, num_replicas: int, load_factor: float, min_bound: int) -> int:
@@ -36,79 +35,134 @@ class AffinityPolicy:
         self._load_factor = load_factor
         self._min_bound = min_bound
         self._home_factor = home_factor
-        self._names: frozenset[str] = frozenset()
         self._members: tuple[Member, ...] = ()
-        self._preferences: dict[str, tuple[Member, ...]] = {}
-        self._homes: dict[str, Member] | None = None
+        self._ids: tuple[str, ...] = ()
+        self._whole = 0.0
+        self._hashes: dict[str, int] = {}
+        self._rows: dict[str, Row] = {}
+        self._demand = Demand()
+        self._homes: dict[str, Row] | None = None
 
     def __repr__(self) -> str:
-        return f"AffinityPolicy({len(self._names)} adapters, {len(self._members)} replicas)"
+        return f"AffinityPolicy({len(self._hashes)} adapters, {len(self._members)} replicas)"
 
     @property
     def members(self) -> tuple[Member, ...]:
         return self._members
 
-    def update(self, names: Iterable[str], members: Iterable[Member]) -> None:
-        """Take the adapters and replicas that exist now. Keeps what is memoised when neither changed."""
+    def update(self, names: Iterable[str], members: Iterable[Member], demand: Demand | None = None) -> None:
+        """Take what exists now, and with `demand` what is in use. Keeps what is worked out when nothing changed."""
         new_names, new_members = frozenset(names), tuple(sorted(members))
         if new_members != self._members:
-            self._preferences.clear()
-        if new_members != self._members or new_names != self._names:
+            self._rows.clear()
             self._homes = None
-        for gone in self._names - new_names:
-            self._preferences.pop(gone, None)
-        self._names, self._members = new_names, new_members
+        if new_names != self._hashes.keys():
+            self._homes = None
+        if demand is not None and demand != self._demand:
+            self._demand, self._homes = demand, None
+        for gone in self._hashes.keys() - new_names:
+            del self._hashes[gone]
+            self._rows.pop(gone, None)
+        self._hashes.update((name, hash64(name)) for name in new_names - self._hashes.keys())
+        self._members = new_members
+        self._ids = tuple(member.replica_id for member in new_members)
+        self._whole = math.fsum(member.weight for member in new_members)
+        fresh = [name for name in self._hashes if name not in self._rows]
+        self._rows.update(zip(fresh, rows((self._hashes[name] for name in fresh), new_members), strict=True))
 
     def preference(self, name: str) -> tuple[Member, ...]:
         """All replicas, the most preferred first. Adding a replica moves only the names that prefer it."""
-        known = self._preferences.get(name)
-        if known is None:
-            known = tuple(sorted(self._members, key=lambda m: (-hash64(f"{m.ring_id}\x00{name}"), m)))
-            if name in self._names:
-                self._preferences[name] = known
-        return known
+        return tuple(self._members[index] for index in self._row(name))
 
     def home(self, name: str) -> Member | None:
-        """The adapter's home; None without replicas. A name not in the catalog lives at its first preference."""
-        if not self._members:
-            return None
+        """The adapter's first home; None without replicas. A name not in the catalog lives at its first preference."""
+        homes = self.homes(name)
+        return homes[0] if homes else None
+
+    def homes(self, name: str) -> tuple[Member, ...]:
+        """All homes of the adapter, as many as `demand` says; the first does not depend on how many there are."""
+        return tuple(self._members[index] for index in self._home_row(name))
+
+    def rank(
+        self, name: str | None, loads: Mapping[str, int], exclude: Iterable[str] = (), standing: Standing = unknown
+    ) -> Sequence[str]:
+        """Replica ids to try in order. `loads` counts requests in flight by replica id (absent is 0).
+
+        Under the load bound: homes, those that have the adapter first and then the least loaded; then others by
+        `standing` and preference. Last the replicas over the bound, by load. `name` None, the base model, goes to the
+        least loaded. Loads are weighed by the members' weights.
+        """
+        order, place = self._places(name, loads, frozenset(exclude), standing)
+        return [self._ids[i] for i in sorted(order, key=place)]
+
+    def choose(
+        self,
+        name: str | None,
+        loads: Mapping[str, int],
+        exclude: Collection[str] = (),
+        standing: Standing = unknown,
+    ) -> str | None:
+        """The first of `rank`, at less cost; None when none is left."""
+        if name is not None and not exclude and self._members:
+            homes = self._home_row(name)
+            if len(homes) == 1 and self._has_room(homes[0], loads):
+                return self._ids[homes[0]]
+        order, place = self._places(name, loads, frozenset(exclude), standing)
+        return self._ids[min(order, key=place)] if order else None
+
+    def bound(self, loads: Mapping[str, int], replica_ids: Collection[str], weight: float = 1.0) -> int:
+        """The load bound over `replica_ids` at the loads of this moment, for a replica of that weight."""
+        total = sum(loads.get(replica_id, 0) for replica_id in replica_ids)
+        whole = math.fsum(member.weight for member in self._members if member.replica_id in replica_ids)
+        return self._bound(total, whole, weight)
+
+    def _bound(self, total: int, whole: float, weight: float) -> int:
+        return max(self._min_bound, math.ceil(self._load_factor * (total + 1) * (weight / whole)))
+
+    def _has_room(self, index: int, loads: Mapping[str, int]) -> bool:
+        """Whether the member is under the bound over all members."""
+        load = loads.get(self._ids[index], 0)
+        if load < self._min_bound:
+            return True
+        total = sum(map(loads.get, self._ids, repeat(0)))
+        return load < self._bound(total, self._whole, self._members[index].weight)
+
+    def _places(
+        self, name: str | None, loads: Mapping[str, int], excluded: frozenset[str], standing: Standing
+    ) -> tuple[Sequence[int], Callable[[int], tuple[int, float, float]]]:
+        """Indices of the members that are left, in order of preference, and what to sort them by."""
+        ids, members = self._ids, self._members
+        order: Sequence[int] = range(len(ids)) if name is None else self._row(name)
+        if excluded:
+            order = [i for i in order if ids[i] not in excluded]
+        load = [loads.get(replica_id, 0) for replica_id in ids]
+        if name is None:
+            return order, lambda i: (0, 0, load[i] / members[i].weight)
+        total = sum([load[i] for i in order])
+        whole = self._whole if not excluded else math.fsum([members[i].weight for i in order])
+        bounds = {weight: self._bound(total, whole, weight) for weight in {members[i].weight for i in order}}
+        homes = self._home_row(name)
+
+        def place(i: int) -> tuple[int, float, float]:
+            weight = members[i].weight
+            if load[i] >= bounds[weight]:
+                return (2, load[i] / weight, 0)
+            stands = standing(ids[i])
+            return (0, stands == COLD, load[i] / weight) if i in homes else (1, stands, 0)
+
+        return order, place
+
+    def _row(self, name: str) -> Row:
+        known = self._rows.get(name)
+        return rows((hash64(name),), self._members)[0] if known is None else known
+
+    def _home_row(self, name: str) -> Row:
         if self._homes is None:
             self._homes = self._assign_homes()
-        return self._homes.get(name) or self.preference(name)[0]
+        return self._homes.get(name) or self._row(name)[:1]
 
-    def rank(self, name: str | None, loads: Mapping[str, int], exclude: Iterable[str] = ()) -> Sequence[str]:
-        """Replica ids to try in order: home, then preference, under the load bound; the rest by load.
-
-        `loads` counts requests in flight by replica id (absent is 0). `name` None, the base model, goes to the
-        least loaded.
-        """
-        excluded = set(exclude)
-        order = [m.replica_id for m in self._ordered(name) if m.replica_id not in excluded]
-        if name is None or not order:
-            return sorted(order, key=lambda replica_id: loads.get(replica_id, 0))
-        bound = self.bound(loads, order)
-        under = [replica_id for replica_id in order if loads.get(replica_id, 0) < bound]
-        over = [replica_id for replica_id in order if loads.get(replica_id, 0) >= bound]
-        return under + sorted(over, key=lambda replica_id: loads.get(replica_id, 0))
-
-    def bound(self, loads: Mapping[str, int], replica_ids: Sequence[str]) -> int:
-        """The load bound over `replica_ids` at the loads of this moment."""
-        total = sum(loads.get(replica_id, 0) for replica_id in replica_ids)
-        return load_bound(total, len(replica_ids), self._load_factor, self._min_bound)
-
-    def _ordered(self, name: str | None) -> Sequence[Member]:
-        if name is None or not self._members:
-            return self._members
-        home = self.home(name)
-        return sorted(self.preference(name), key=lambda member: member != home)
-
-    def _assign_homes(self) -> dict[str, Member]:
-        """Names in hash order, each to the first of its preference list that still has room for a home."""
-        room = math.ceil(self._home_factor * len(self._names) / len(self._members))
-        counts: Counter[Member] = Counter()
-        homes: dict[str, Member] = {}
-        for name in sorted(self._names, key=lambda name: (hash64(name), name)):
-            home = next(member for member in self.preference(name) if counts[member] < room)
-            counts[home] += 1
-            homes[name] = home
-        return homes
+    def _assign_homes(self) -> dict[str, Row]:
+        if not self._members:
+            return {}
+        names = sorted(self._hashes, key=lambda name: (self._hashes[name], name))
+        return assign(self._rows, names, self._members, self._demand, self._home_factor)

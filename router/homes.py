@@ -1,0 +1,66 @@
+"""Which replicas are an adapter's homes: the bounded working set, and more homes for adapters in demand. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from router.preferences import Member, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the fleet is asked for. `active` are the names in use, None for all; a name that `num_homes` leaves out
+    has one home."""
+
+    active: frozenset[str] | None = None
+    num_homes: Mapping[str, int] = field(default_factory=dict)
+
+
+def rooms(num_homes: int, members: Sequence[Member], home_factor: float) -> list[int]:
+    """How many of `num_homes` homes each member may have: `home_factor` above its share by weight, rounded up."""
+    whole = math.fsum(member.weight for member in members)
+    return [math.ceil(home_factor * num_homes * (member.weight / whole)) for member in members]
+
+
+def assign(
+    rows: Mapping[str, Row], names: Sequence[str], members: Sequence[Member], demand: Demand, home_factor: float
+) -> dict[str, Row]:
+    """Indices of each name's homes, its first home first. `names` come in the order that every gateway shares.
+
+    Adapters in use choose first, under a bound that counts only them; so sleepers move nobody. Then the sleepers, under
+    the bound over all. More homes for those in demand come last, and so never move another adapter's first home.
+    """
+    counts = [0] * len(members)
+    active = [name for name in names if demand.active is None or name in demand.active]
+    sleepers = [] if demand.active is None else [name for name in names if name not in demand.active]
+    homes: dict[str, Row] = {}
+    for group, num in ((active, len(active)), (sleepers, len(names))):
+        room = rooms(num, members, home_factor)
+        for name in group:
+            first = next(index for index in rows[name] if counts[index] < room[index])
+            counts[first] += 1
+            homes[name] = (first,)
+    _add_homes(homes, rows, active, counts, members, demand, home_factor)
+    return homes
+
+
+def _add_homes(
+    homes: dict[str, Row],
+    rows: Mapping[str, Row],
+    active: Sequence[str],
+    counts: list[int],
+    members: Sequence[Member],
+    demand: Demand,
+    home_factor: float,
+) -> None:
+    """Give names in demand their further homes: by preference, first where there is room, then anywhere."""
+    wanted = {name: min(demand.num_homes.get(name, 1), len(members)) - 1 for name in active}
+    room = rooms(sum(counts) + sum(wanted.values()), members, home_factor)
+    for name, num_more in wanted.items():
+        if num_more <= 0:
+            continue
+        others = [index for index in rows[name] if index not in homes[name]]
+        others.sort(key=lambda index: counts[index] >= room[index])
+        for index in others[:num_more]:
+            counts[index] += 1
+        homes[name] += tuple(others[:num_more])
