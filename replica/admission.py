@@ -71,7 +71,14 @@ class Admission:
 
     def next(self) -> RequestGroup | None:
         """Admit the request whose turn it is and whose adapter is in a slot; None when no request can go on."""
-        while (group := self._queue.take(self._may_admit, self._preference())) is not None:
+        return self._admit_from(lambda: self._queue.take(self._may_admit, self._preference()))
+
+    def next_claimed(self, claims: Callable[[RequestGroup], bool]) -> RequestGroup | None:
+        """The like, when there is no room but for requests with a claim to it."""
+        return self._admit_from(lambda: self._queue.take_ahead(self._may_admit, claims))
+
+    def _admit_from(self, take: Callable[[], RequestGroup | None]) -> RequestGroup | None:
+        while (group := take()) is not None:
             group.order = self._num_admitted
             self._num_admitted += 1
             if group.adapter is None or self._acquire(group, group.adapter):

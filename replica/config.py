@@ -88,6 +88,10 @@ class SchedulerConfig(Settings):
     """What of that share is left free for CUDA graphs, which are captured after the KV cache is there."""
     adapter_patience_s: float = Field(default=0.0, ge=0)
     """How long requests of adapters in the batch may go ahead of one that adds an adapter; 0 is never."""
+    kv_share: float = Field(default=1.0, gt=0, le=1)
+    """The part of the KV blocks that tenants may claim back by weight from those that hold more (`drr` only)."""
+    prefix_cache: bool = False
+    """Whether KV blocks are found again by later requests of the same tenant and adapter version."""
 
 
 class ReplicaConfig(Settings):

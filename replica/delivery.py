@@ -64,7 +64,7 @@ class Delivery:
     ) -> None:
         """The one end of a choice: its last chunk goes out and all it holds comes back."""
         self._send(sequence, token_ids, logprobs, reason, error)
-        self._scheduler.end(sequence)
+        self._scheduler.end(sequence, is_sound=reason != "error")
         self._on_end(reason, sequence.num_output)
         if sequence.group.is_ended:
             self._live.end(sequence.group)

@@ -50,6 +50,8 @@ class EngineCounts:
     num_free_blocks: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
+    num_pauses: int = 0
+    num_found_tokens: int = 0
 
 
 def make_queue(config: SchedulerConfig) -> WaitingQueue[RequestGroup]:
@@ -199,7 +201,7 @@ class Engine:
 
     def _must_read(self) -> bool:
         """Whether the next step cannot be planned or sampled before the tokens of the last one are known."""
-        return self._flight is not None and (self._flight.holds_history or not self._scheduler.can_grow())
+        return self._flight is not None and (self._flight.holds_history or not self._scheduler.can_plan_ahead())
 
     def _launch(self, works: Items[Work]) -> Flight:
         now_s = self._clock()
@@ -246,6 +248,8 @@ class Engine:
             num_free_blocks=self._blocks.num_free,
             num_steps=self._num_steps,
             num_preemptions=self._scheduler.num_preemptions,
+            num_pauses=self._scheduler.num_pauses,
+            num_found_tokens=self._scheduler.num_found_tokens,
         )
 
     def _die(self, reason: EngineDead) -> None:

@@ -39,11 +39,13 @@ class Preference(Generic[T]):
 class WaitingQueue(Protocol[T]):
     """An admission policy. Within a tenant, the first request in arrival order that may be admitted goes first.
 
-    With a preference, one that it likes may go ahead of one that it does not, for a bounded time.
+    With a preference, one that it likes may go ahead of one that it does not, for a bounded time. `take_ahead` is for
+    when there is no room but for those with a claim: one that its tenant can pay for in this round, or None.
     """
 
     def push(self, item: T) -> None: ...
     def take(self, may_admit: Callable[[T], bool], preference: Preference[T] | None = None) -> T | None: ...
+    def take_ahead(self, may_admit: Callable[[T], bool], claims: Callable[[T], bool]) -> T | None: ...
     def remove(self, item: T) -> bool: ...
     def refund(self, tenant: str, tokens: int) -> None: ...
     def __len__(self) -> int: ...
@@ -110,6 +112,10 @@ class ArrivalQueue(Generic[T]):
                     self.note_passed(passed, preference.now_s)
         self.remove(item)
 
+    def take_ahead(self, may_admit: Callable[[T], bool], claims: Callable[[T], bool]) -> T | None:
+        """Nobody has a claim on anybody."""
+        return None
+
     def remove(self, item: T) -> bool:
         """Take `item` out; False when it was not waiting."""
         self._passed_at_s.pop(item.key, None)
@@ -150,6 +156,8 @@ class FairQueue(Generic[T]):
         """Tenants with waiting requests; the first one has the turn."""
         self._paid: set[str] = set()
         """Who has had this round's quantum: the first of the ring, and those that went ahead of it."""
+        self._left: dict[str, float] = {}
+        """What those that went ahead and have nothing waiting left of it; theirs again should they return in time."""
 
     def __len__(self) -> int:
         return sum(len(tenant.queue) for tenant in self._ring.values())
@@ -167,6 +175,7 @@ class FairQueue(Generic[T]):
     def push(self, item: T) -> None:
         if item.tenant not in self._ring:
             self._ring[item.tenant] = _Tenant()
+            self._ring[item.tenant].deficit = self._left.pop(item.tenant, 0.0)
         self._ring[item.tenant].push(item)
 
     def take(self, may_admit: Callable[[T], bool], preference: Preference[T] | None = None) -> T | None:
@@ -175,12 +184,26 @@ class FairQueue(Generic[T]):
         if turn is None:
             return None
         item = turn if preference is None else self._ahead_of(turn, may_admit, preference)
+        self._charge(item, may_admit, preference)
+        return item
+
+    def take_ahead(self, may_admit: Callable[[T], bool], claims: Callable[[T], bool]) -> T | None:
+        """Remove, charge and return a tenant's first request if it `claims` its place; no round begins for it."""
+        if self._next_turn(may_admit) is None:
+            return None
+        for name, tenant in self._ring.items():
+            item = tenant.queue.peek(may_admit)
+            if item is not None and self._could_pay(name, tenant, item) and claims(item):
+                self._charge(item, may_admit, None)
+                return item
+        return None
+
+    def _charge(self, item: T, may_admit: Callable[[T], bool], preference: Preference[T] | None) -> None:
         tenant = self._ring[item.tenant]
         self._pay(item.tenant, tenant, item)
         tenant.deficit -= item.cost
         tenant.queue.take_chosen(item, may_admit, preference)
         self._forget_idle(item.tenant)
-        return item
 
     def _next_turn(self, may_admit: Callable[[T], bool]) -> T | None:
         """Go round until the first of the ring can pay for its request, and return that."""
@@ -243,13 +266,16 @@ class FairQueue(Generic[T]):
         """Others that went ahead and are still here had their quantum early; those that left owe nothing now."""
         self._paid.discard(name)
         self._paid.intersection_update(self._ring)
+        self._left.clear()
 
     def _forget_idle(self, name: str) -> None:
         if not len(self._ring[name].queue):
             had_turn = next(iter(self._ring)) == name
-            del self._ring[name]
+            tenant = self._ring.pop(name)
             if had_turn:
                 self._end_turn(name)
+            elif name in self._paid:
+                self._left[name] = tenant.deficit
 
     def remove(self, item: T) -> bool:
         """Take `item` out without charging it; False when it was not waiting."""

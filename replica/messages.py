@@ -61,7 +61,8 @@ class SamplingParams:
 class GenerateRequest:
     """One call. `adapter` is a version's digest, None for the base model. `prompt` holds token ids.
 
-    `expected_tokens` is what fair queueing charges for output (defaults to `sampling.max_tokens`).
+    `expected_tokens` is what fair queueing charges for output (defaults to `sampling.max_tokens`). `spread` is at how
+    many replicas the tenant has requests just now, as far as the sender knows: its weight counts once in all.
     """
 
     request_id: str
@@ -71,6 +72,7 @@ class GenerateRequest:
     sampling: SamplingParams
     weight: float = 1.0
     expected_tokens: int | None = None
+    spread: int = 1
 
 
 @dataclass(frozen=True, slots=True)

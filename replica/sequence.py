@@ -9,6 +9,7 @@ from replica.block_manager import BlockTable
 from replica.messages import FinishReason, GenerateRequest, TokenLogprob
 from replica.model.batch import LoraPair
 from replica.outbox import Outbox
+from replica.prefix_index import Key, extend_keys, root_key
 from replica.sampler import Chooser
 
 NO_SLOT = -1
@@ -63,6 +64,9 @@ class Sequence:
         self.num_passed = 0
         """How many sequences got KV blocks before this one although it came first."""
         self.blocks: BlockTable = ()
+        self.num_published = 0
+        """How many of its blocks were offered to others."""
+        self._keys: list[Key] = []
         self.chooser = Chooser.of(request.sampling, index)
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         if index == 0 and request.sampling.prompt_logprobs is not None:
@@ -100,6 +104,12 @@ class Sequence:
     def slot(self) -> int:
         lease = self.group.lease
         return NO_SLOT if lease is None or lease.slot is None else lease.slot
+
+    def keys(self, num_blocks: int, block_size: int) -> list[Key]:
+        """What its first `num_blocks` blocks hold; all their tokens must be known."""
+        assert num_blocks * block_size <= len(self.tokens), f"{self} does not know {num_blocks} blocks of tokens"
+        extend_keys(self._keys, self.group.prefix_root, self.tokens, block_size, num_blocks)
+        return self._keys[:num_blocks]
 
     def launch_token(self, row: int) -> None:
         """Note that a step samples the next token, as its `row`-th."""
@@ -147,6 +157,8 @@ class RequestGroup:
         output = sampling.max_tokens if request.expected_tokens is None else request.expected_tokens
         self.cost = len(request.prompt) + sampling.n * output
         self.num_prompt_computed = 0
+        """Prompt tokens that were computed or found; both are what the charge was for."""
+        self.prefix_root = root_key(request.tenant, request.adapter)
         self.sequences = tuple(Sequence(self, index) for index in range(sampling.n))
 
     def __repr__(self) -> str:
@@ -163,7 +175,8 @@ class RequestGroup:
 
     @property
     def weight(self) -> float:
-        return self.request.weight
+        """Its tenant's weight here: a tenant that waits at several replicas has a part of it at each."""
+        return self.request.weight / self.request.spread
 
     @property
     def adapter(self) -> str | None:
