@@ -38,6 +38,8 @@ class Call:
     stops: tuple[str, ...] = ()
     include_usage: bool = False
     with_logprobs: bool = False
+    is_whole: bool = False
+    """Whether the client gets the answer in one piece, so that it may begin anew on another replica."""
 
     @property
     def num_choices(self) -> int:
@@ -134,4 +136,5 @@ class CallBuilder:
             stops=tuple(body.stop or ()),
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
             with_logprobs=with_logprobs,
+            is_whole=not body.stream,
         )

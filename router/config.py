@@ -23,9 +23,19 @@ class PlacementConfig(Settings):
     min_load_bound: int = Field(default=10, ge=1)
     home_factor: float = Field(default=1.1, ge=1)
     suspect_s: float = Field(default=2.0, ge=0)
-    """How long a replica that was found gone or draining is asked last."""
+    """How long a replica that was found gone or draining is asked last; twice as long each time it happens again."""
     max_tries: int = Field(default=3, ge=1, le=16)
-    """Replicas asked before a request's first token until the error is the client's."""
+    """Replicas asked until the error is the client's: before a stream's first token, before a whole answer's end."""
+    weigh_slots: bool = True
+    """Whether replicas with more slots take more homes and more load."""
+    pulse_s: float = Field(default=1.0, gt=0, le=60)
+    """How often a gateway tells the registry its loads and hears those of the fleet."""
+    news_stale_s: float = Field(default=3.0, gt=0)
+    """News of the fleet that is older counts for nothing."""
+    silence_s: float = Field(default=5.0, gt=0)
+    """When a replica has said nothing on a request for so long, it is asked whether it makes progress."""
+    probe_timeout_s: float = Field(default=2.0, gt=0)
+    """Without an answer to that within this time, the replica counts as gone."""
 
 
 class RequestLimits(Settings):

@@ -18,6 +18,10 @@ LEAVING = (ReplicaGone, ReplicaDraining, EngineDead)
 Item = TypeVar("Item")
 
 
+class Interrupted(Exception):
+    """A replica failed in the middle of a whole answer, of which the client has seen nothing."""
+
+
 class Generator(Protocol):
     """What a dispatch needs of the fleet."""
 
@@ -48,44 +52,67 @@ class Dispatch:
     """Streams one request's chunks from whichever replica takes it."""
 
     def __init__(
-        self, placement: Placement, fleet: Generator, request: GenerateRequest, adapter_name: str | None, max_tries: int
-    ):
+        self,
+        placement: Placement,
+        fleet: Generator,
+        request: GenerateRequest,
+        adapter_name: str | None,
+        max_tries: int,
+        *,
+        is_whole: bool = False,
+    ) -> None:
         self._placement = placement
         self._fleet = fleet
         self._request = request
         self._adapter_name = adapter_name
         self._max_tries = max_tries
+        self._is_whole = is_whole
+        self._tried: dict[str, Exception] = {}
         self._replica_id: str | None = None
 
     async def chunks(self) -> AsyncIterator[Sequence[TokenChunk]]:
         """Messages of the replica, in order; closing the iterator aborts the request there.
 
-        Raises the last replica's error when `max_tries` replicas failed before the first token, and a replica's
-        error after it.
+        Raises what `verdict` says when `max_tries` replicas failed before the first token, Interrupted when one failed
+        after it and the answer is whole: the next call of `chunks` begins it anew elsewhere. Raises a replica's error
+        after the first token of a stream, whose client has seen it.
         """
-        tried: dict[str, Exception] = {}
         while True:
             started = False
             try:
-                with self._placement.place(self._adapter_name, tried) as lease:
+                with self._placement.place(self._adapter_name, self._tried, self._request.adapter) as lease:
                     self._replica_id = lease.replica_id
                     async with closing(self._fleet.generate(lease.replica_id, self._request)) as stream:
                         async for chunks in stream:
-                            if not started:
+                            if self._is_whole or not started:
                                 _raise_retryable(chunks)
+                            if not started:
+                                self._placement.trust(lease.replica_id)
                             started = True
                             yield chunks
                     return
             except RETRYABLE as error:
-                tried[lease.replica_id] = error
-                if isinstance(error, LEAVING):
-                    self._placement.suspect(lease.replica_id)
-                if started or len(tried) >= self._max_tries:
+                self._failed(lease.replica_id, error)
+                if started and not self._is_whole:
                     raise
+                if len(self._tried) >= self._max_tries:
+                    raise self._verdict() from None
+                if started:
+                    raise Interrupted from error
             except NoReplica:
-                if tried:
-                    raise list(tried.values())[-1] from None
+                if self._tried:
+                    raise self._verdict() from None
                 raise
+
+    def _failed(self, replica_id: str, error: Exception) -> None:
+        self._tried[replica_id] = error
+        if isinstance(error, LEAVING):
+            self._placement.suspect(replica_id)
+
+    def _verdict(self) -> Exception:
+        """The error to tell: that a replica is full rather than that another is gone, for that one is there."""
+        errors = list(self._tried.values())
+        return next((error for error in errors if isinstance(error, Overloaded)), errors[-1])
 
     async def stop_choice(self, index: int) -> None:
         """Tell the replica that one of several choices is complete. A replica that is gone needs no telling."""

@@ -229,6 +229,7 @@ class Gateway:
             call.request(number),
             call.resolution.adapter,
             self.config.placement.max_tries,
+            is_whole=call.is_whole,
         )
 
     async def exposition(self) -> bytes:

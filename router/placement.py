@@ -1,4 +1,4 @@
-"""Which replica takes a request now: the affinity policy plus this gateway's own count of requests in flight."""
+"""Which replica takes a request now: the affinity policy over this gateway's leases and what it heard of the fleet."""
 
 import time
 from collections import Counter
@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
+from registry.pulse import FleetPulse, GatewayPulse
 from registry.types import ReplicaRecord
-from router.affinity import AffinityPolicy, Member
+from router.affinity import AffinityPolicy
+from router.busy import BusyTime
 from router.config import PlacementConfig
 from router.errors import NoReplica
+from router.fleet_news import FleetNews
+from router.preferences import Member
+from router.suspicion import Suspicion
 
 Kind = Literal["home", "spill", "base"]
 
@@ -21,17 +26,14 @@ class PlacementLease:
 
     replica_id: str
     kind: Kind
-    _loads: Counter[str] = field(repr=False)
+    _give_back: Callable[[], None] = field(repr=False)
     _held: bool = True
 
     def release(self) -> None:
         """Give the place back; further calls do nothing."""
-        if not self._held:
-            return
-        self._held = False
-        self._loads[self.replica_id] -= 1
-        if not self._loads[self.replica_id]:
-            del self._loads[self.replica_id]
+        if self._held:
+            self._held = False
+            self._give_back()
 
     def __enter__(self) -> "PlacementLease":
         return self
@@ -50,10 +52,17 @@ class Placement:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._policy = AffinityPolicy(config.load_factor, config.min_load_bound, config.home_factor)
+        self._weigh_slots = config.weigh_slots
+        self._own: Counter[str] = Counter()
         self._loads: Counter[str] = Counter()
+        """Own requests and, while the news is fresh, those of other gateways."""
+        self._others_counted: Counter[str] = Counter()
+        self._news = FleetNews(config.news_stale_s)
+        self._busy = BusyTime(clock)
+        self._suspicion = Suspicion(config.suspect_s, clock)
+        self._names: frozenset[str] = frozenset()
+        self._leaving: frozenset[str] = frozenset()
         self._placed = placed
-        self._suspect_s = config.suspect_s
-        self._suspected_until_s: dict[str, float] = {}
         self._clock = clock
 
     def __repr__(self) -> str:
@@ -65,46 +74,107 @@ class Placement:
 
     def update(self, names: Iterable[str], replicas: Iterable[ReplicaRecord]) -> None:
         """Take the catalog's adapters and the replicas with a live lease."""
-        self._policy.update(names, (Member(replica.ring_id, replica.replica_id) for replica in replicas))
+        members = [
+            Member(replica.ring_id, replica.replica_id, float(max(1, replica.num_slots)) if self._weigh_slots else 1.0)
+            for replica in replicas
+        ]
+        self._names = frozenset(names)
+        self._policy.update(self._names, members, self._news.demand)
+        listed = frozenset(member.replica_id for member in members)
+        self._leaving &= listed
+        self._suspicion.keep_only(listed)
+
+    def hear(self, pulse: FleetPulse) -> list[tuple[str, str]]:
+        """Take the registry's answer to a heartbeat; returns (adapter, replica id) of every home that is new to an
+        adapter of several, so that it can be brought there before requests come."""
+        before = self._news.demand
+        changed = self._news.hear(pulse, self._clock())
+        self._count_others()
+        if not changed:
+            return []
+        spread = [name for name in self._news.demand.num_homes if name in self._names]
+        homes_before = {name: frozenset(self._policy.homes(name)) for name in spread}
+        self._policy.update(self._names, self._policy.members, self._news.demand)
+        grown = [name for name in spread if self._news.demand.num_homes[name] > before.num_homes.get(name, 1)]
+        return [
+            (name, home.replica_id)
+            for name in grown
+            for home in self._policy.homes(name)
+            if home not in homes_before[name]
+        ]
+
+    def pulse(self, gateway_id: str) -> GatewayPulse:
+        """What to tell the registry now; counts demand since the last call."""
+        busy_s, interval_s = self._busy.take()
+        return self._news.pulse(gateway_id, interval_s, busy_s, self._own, self._leaving)
+
+    def leaving(self, replica_ids: Iterable[str]) -> None:
+        """These replicas were stopped, or are being stopped: nothing more goes to them while another one is there."""
+        listed = {member.replica_id for member in self._policy.members}
+        self._leaving = frozenset(replica_ids) & listed
 
     def load(self, replica_id: str) -> int:
-        """Requests of this gateway that the replica is serving."""
+        """Requests that the replica is serving, as far as this gateway knows."""
         return self._loads.get(replica_id, 0)
 
     @property
     def num_leases(self) -> int:
-        return self._loads.total()
+        return self._own.total()
 
-    def place(self, name: str | None, exclude: Collection[str] = ()) -> PlacementLease:
-        """Lease a place for the adapter `name` (None: the base); raises NoReplica when none is left to try."""
-        suspects = self._suspects()
-        ranked = self._policy.rank(name, self._loads, {*exclude, *suspects}) if suspects else []
-        ranked = ranked or self._policy.rank(name, self._loads, exclude)
-        if not ranked:
+    def place(self, name: str | None, exclude: Collection[str] = (), digest: str | None = None) -> PlacementLease:
+        """Lease a place for the adapter `name` (None: the base) at version `digest`.
+
+        Raises NoReplica when none is left to try.
+        """
+        replica_id = self._choose(name, exclude, digest)
+        if replica_id is None:
             raise NoReplica("no other replica is ready" if exclude else "no replica is ready")
-        replica_id = ranked[0]
         kind = self._kind(name, replica_id)
         self._placed(kind)
+        self._own[replica_id] += 1
         self._loads[replica_id] += 1
-        return PlacementLease(replica_id, kind, self._loads)
+        self._busy.begin(name)
+        return PlacementLease(replica_id, kind, lambda: self._give_back(name, replica_id))
 
     def suspect(self, replica_id: str) -> None:
         """Ask this replica last for a while: it was just found gone or draining, and its lease has yet to end."""
-        self._suspected_until_s[replica_id] = self._clock() + self._suspect_s
+        self._suspicion.suspect(replica_id)
 
-    def _suspects(self) -> set[str]:
-        now_s = self._clock()
-        self._suspected_until_s = {
-            replica_id: until_s for replica_id, until_s in self._suspected_until_s.items() if until_s > now_s
-        }
-        return set(self._suspected_until_s)
+    def trust(self, replica_id: str) -> None:
+        """The replica answered: it is suspected no more."""
+        self._suspicion.clear(replica_id)
 
     def check_integrity(self) -> None:
-        """Assert that no load is negative or kept at zero."""
+        """Assert that no load is negative or kept at zero, and that loads are the sum of their parts."""
+        assert all(load > 0 for load in self._own.values()), f"own {dict(self._own)}"
         assert all(load > 0 for load in self._loads.values()), f"loads {dict(self._loads)}"
+        assert self._loads == self._own + self._others_counted, repr(self)
+
+    def _choose(self, name: str | None, exclude: Collection[str], digest: str | None) -> str | None:
+        now_s = self._clock()
+        if self._others_counted and not self._news.is_fresh(now_s):
+            self._count_others()
+        standing = self._news.standing(digest, now_s)
+        doubtful = self._suspicion.now() | self._leaving
+        if doubtful:
+            chosen = self._policy.choose(name, self._loads, {*exclude, *doubtful}, standing)
+            if chosen is not None:
+                return chosen
+        return self._policy.choose(name, self._loads, exclude, standing)
+
+    def _count_others(self) -> None:
+        """Put what other gateways are serving into the loads, or take it out when it is too old."""
+        self._others_counted = +Counter(self._news.others(self._clock()))
+        self._loads = self._own + self._others_counted
+
+    def _give_back(self, name: str | None, replica_id: str) -> None:
+        self._busy.end(name)
+        for loads in (self._own, self._loads):
+            loads[replica_id] -= 1
+            if not loads[replica_id]:
+                del loads[replica_id]
 
     def _kind(self, name: str | None, replica_id: str) -> Kind:
         if name is None:
             return "base"
-        home = self._policy.home(name)
-        return "home" if home is not None and home.replica_id == replica_id else "spill"
+        return "home" if any(home.replica_id == replica_id for home in self._policy.homes(name)) else "spill"

@@ -1,12 +1,13 @@
 """One prompt of a call while it is served: its choices' deltas, its echo, and stopping what is complete."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 
 from replica.messages import TokenChunk, TokenLogprob
 from router.calls import Call, Prompt
 from router.choice import Choice, Delta, TokenEntry
 from router.detokenizer import Detokenizer
-from router.dispatch import Dispatch, closing
+from router.dispatch import Dispatch, Interrupted, closing
 from router.errors import ReplicaGone
 from router.tokenizer import BaseTokenizer
 
@@ -18,10 +19,16 @@ class PromptRun:
     """Turns a dispatch's chunks into deltas whose indices are the call's."""
 
     def __init__(self, call: Call, prompt: Prompt, dispatch: Dispatch, arrived: Arrived) -> None:
+        self._call = call
         self._prompt = prompt
         self._tokenizer = call.tokenizer
         self._dispatch = dispatch
         self._arrived = arrived
+        self._begin()
+
+    def _begin(self) -> None:
+        """Fresh choices, before the first message of an attempt."""
+        prompt, call = self._prompt, self._call
         offset = len(prompt.echo or "")
         self.choices = [
             Choice(prompt.first_index + i, call.tokenizer, call.stops, offset) for i in range(prompt.sampling.n)
@@ -34,7 +41,27 @@ class PromptRun:
         return sum(choice.num_tokens for choice in self.choices)
 
     async def deltas(self) -> AsyncGenerator[list[Delta], None]:
-        """Deltas message by message. The first message always gives a list, so that the answer can begin."""
+        """Deltas message by message, the first message always a list; or all at once when the answer is whole."""
+        if not self._call.is_whole:
+            async with aclosing(self._attempt()) as stream:
+                async for deltas in stream:
+                    yield deltas
+        else:
+            yield await self._whole()
+
+    async def _whole(self) -> list[Delta]:
+        """The deltas of the first attempt that came to its end; `Dispatch` says when there may be no more."""
+        while True:
+            whole: list[Delta] = []
+            try:
+                async with aclosing(self._attempt()) as stream:
+                    async for deltas in stream:
+                        whole += deltas
+                return whole
+            except Interrupted:
+                self._begin()
+
+    async def _attempt(self) -> AsyncGenerator[list[Delta], None]:
         backlog: list[TokenChunk] | None = []
         async with closing(self._dispatch.chunks()) as stream:
             async for chunks in stream:
