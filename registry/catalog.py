@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 from registry.errors import ModelNotFound
 from registry.stickiness import takes_canary
 from registry.types import (
+    EVERYBODY,
     LIVE_ALIAS,
+    Access,
     AdapterRecord,
     BaseSpec,
     CatalogDelta,
@@ -18,6 +20,7 @@ from registry.types import (
 )
 
 MAX_NUMBER_DIGITS = 9
+NOBODY: frozenset[str] = frozenset()
 
 
 class Resolution(Record):
@@ -36,10 +39,14 @@ class Catalog:
         self.revision = 0
         self.base: BaseSpec | None = None
         self.replicas: tuple[ReplicaRecord, ...] = ()
+        self.access: Access | None = None
+        """Who may come in; None until the registry has told."""
         self._base_names = tuple(base_names)
         self._adapters: dict[str, AdapterRecord] = {}
         self._servable: dict[str, dict[int, VersionRecord]] = {}
         """Name -> number -> version, of those in service only: what `resolve` looks things up in."""
+        self._callers: dict[str, frozenset[str]] = {}
+        """Name -> who may call it: a look-up costs the same whatever is in the list, and whether there is one."""
 
     def __repr__(self) -> str:
         return f"Catalog(revision={self.revision}, adapters={len(self._adapters)}, replicas={len(self.replicas)})"
@@ -65,9 +72,11 @@ class Catalog:
         if not delta.full and delta.revision <= self.revision:
             return False
         before = (self.revision, self.base, self.replicas, self._adapters)
-        kept, servable = ({}, {}) if delta.full else (self._adapters, self._servable)
+        kept, servable, callers = ({}, {}, {}) if delta.full else (self._adapters, self._servable, self._callers)
         self._adapters = {**kept, **{adapter.name: adapter for adapter in delta.adapters}}
         self._servable = {**servable, **{adapter.name: _servable(adapter.versions) for adapter in delta.adapters}}
+        self._callers = {**callers, **{adapter.name: frozenset(who_may_call(adapter)) for adapter in delta.adapters}}
+        self.access = delta.access or self.access
         self.revision, self.base, self.replicas = delta.revision, delta.base, delta.replicas
         return before != (self.revision, self.base, self.replicas, self._adapters)
 
@@ -80,9 +89,10 @@ class Catalog:
         if model in self.base_names or (self.base is not None and model == self.base.base_id):
             return Resolution(model=model)
         name, at, reference = model.partition("@")
-        adapter = self._adapters.get(name) if is_adapter_name(name) else None
-        if adapter is None or not may_call(adapter, tenant):
+        allowed = self._callers.get(name, NOBODY) if is_adapter_name(name) else NOBODY
+        if allowed.isdisjoint((tenant, EVERYBODY)):
             raise ModelNotFound(f"the model {_shown(model)} does not exist")
+        adapter = self._adapters[name]
         version = self._version(adapter, reference if at else LIVE_ALIAS, (tenant, tenant if key is None else key))
         if version is None:
             raise ModelNotFound(f"the model {_shown(model)} does not exist: no version in service has that reference")
@@ -104,12 +114,13 @@ class Catalog:
 
     def adapters_for(self, tenant: str) -> tuple[AdapterRecord, ...]:
         """The adapters that the tenant may call, by name."""
-        return tuple(adapter for adapter in self.adapters if may_call(adapter, tenant))
+        who = (tenant, EVERYBODY)
+        return tuple(adapter for adapter in self.adapters if not self._callers[adapter.name].isdisjoint(who))
 
 
-def may_call(adapter: AdapterRecord, tenant: str) -> bool:
-    """Whether requests of `tenant` may use the adapter."""
-    return tenant == adapter.owner or tenant in adapter.callers or "*" in adapter.callers
+def who_may_call(adapter: AdapterRecord) -> tuple[str, ...]:
+    """The tenants whose requests may use the adapter, its owner first."""
+    return (adapter.owner, *adapter.callers)
 
 
 def _servable(versions: Iterable[VersionRecord]) -> dict[int, VersionRecord]:

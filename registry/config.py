@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from registry.source_urls import check_root
-from registry.types import TemplateRules
+from registry.types import EVERYBODY, TemplateRules, TenantLimits
 
 MIB = 1024 * 1024
 
@@ -64,6 +64,10 @@ class RegistryConfig(BaseModel):
     on_staging_failure: Literal["block", "drain"] = "block"
     """What a replica that cannot stage a version does: fail the activation, or take no more requests itself."""
     retention: RetentionConfig = RetentionConfig()
+    new_adapters: Literal["private", "public"] = "private"
+    """Who besides its owner may call an adapter that nobody has said anything about: nobody, or everybody."""
+    tenant_defaults: TenantLimits = TenantLimits(weight=1.0)
+    """The limits of a tenant that has none of its own."""
 
     @field_validator("database_url")
     @classmethod
@@ -76,6 +80,11 @@ class RegistryConfig(BaseModel):
     @classmethod
     def _are_roots(cls, roots: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(check_root(root) for root in roots)
+
+    @property
+    def first_callers(self) -> tuple[str, ...]:
+        """The access list that a new adapter begins with."""
+        return (EVERYBODY,) if self.new_adapters == "public" else ()
 
     @property
     def database(self) -> str:

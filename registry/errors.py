@@ -8,6 +8,9 @@ RegistryError
 ├── NotReady             no base model has been published yet, or no replica is ready
 │   └── RegistryUnavailable  the registry itself cannot be reached
 ├── StagingFailed        a replica reported that it cannot stage the version
+├── TenantNotFound       no such tenant
+├── KeyNotFound          no such API key
+├── QuotaExceeded        a tenant has as many adapters, or stores as many bytes, as it may
 ├── LimitExceeded        an upload is larger, or has more entries, than the configuration allows
 ├── SourceRefused        a source is under no allowed root, leads out of it, or is not pinned
 ├── SourceNotFound       there is nothing at the source
@@ -74,6 +77,27 @@ class StagingFailed(RegistryError):
 
 class LimitExceeded(RegistryError):
     code = "limit_exceeded"
+
+
+class TenantNotFound(RegistryError):
+    code = "tenant_not_found"
+
+
+class KeyNotFound(RegistryError):
+    code = "key_not_found"
+
+
+class QuotaExceeded(RegistryError):
+    """`limit` names the limit, as in `TenantLimits`."""
+
+    code = "quota_exceeded"
+
+    def __init__(self, message: str, limit: str = "") -> None:
+        super().__init__(message)
+        self.limit = limit
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (QuotaExceeded, (self.message, self.limit))
 
 
 class SourceRefused(RegistryError):

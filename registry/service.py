@@ -23,6 +23,7 @@ from registry import (
     sources,
     states,
     tables,
+    tenants,
     versions,
 )
 from registry.adapter_files import weights_path
@@ -33,6 +34,7 @@ from registry.config import RegistryConfig
 from registry.database import Database
 from registry.errors import AdapterNotFound, Conflict, InvalidAdapter, NotReady
 from registry.template import fleet_template
+from registry.tenant_service import Tenants
 from registry.tokenizer_files import StoredBaseTokens
 from registry.types import (
     LIVE_ALIAS,
@@ -65,6 +67,7 @@ class Registry:
     ) -> None:
         self.config = config
         self.blobs = blobs
+        self.tenants = Tenants(config, database)
         self._database = database
         self._base_tokens = StoredBaseTokens(blobs)
         self._may_expire_at_s = clock() + config.lease_ttl_s
@@ -129,7 +132,11 @@ class Registry:
             current = records.base_spec(tx.connection)
             if current is None or current.digest != base.digest:
                 raise Conflict("the base model was replaced during the upload; upload again")
-            number, created = versions.add_version(tx, name, manifest, owner=owner, keep_manifest=keep_manifest)
+            number, created = versions.add_version(
+                tx, name, manifest, owner=owner, keep_manifest=keep_manifest, callers=self.config.first_callers
+            )
+            if created:
+                tenants.check_quota(tx, owner, self.config.tenant_defaults)
             activation_id = activations.request(tx, name, LIVE_ALIAS, number, actor=owner) if activate else None
             version = records.adapter(tx.connection, name).version(number)
             assert version is not None
@@ -329,6 +336,12 @@ class Registry:
                 ttl_s=self.config.lease_ttl_s,
             )
 
+    def mark_leaving(self, replica_ids: Sequence[str]) -> None:
+        """Take replicas that are shutting down out of the catalog; they keep their leases and end what they have."""
+        with self._database.write() as tx:
+            for replica_id in replica_ids:
+                members.mark_leaving(tx, replica_id)
+
     def leave_replica(self, replica_id: str) -> None:
         with self._database.write() as tx:
             members.leave(tx, replica_id)
@@ -362,19 +375,25 @@ class Registry:
             draining.settle(tx)
             return tx.revision != before
 
-    def changes(self, after_revision: int) -> CatalogDelta | None:
-        """What changed after that revision, None if nothing; everything when it is 0, negative or in the future."""
+    def changes(self, after_revision: int, *, with_access: bool = False) -> CatalogDelta | None:
+        """What changed after that revision, None if nothing; everything when it is 0, negative or in the future.
+
+        Hashes of keys and limits of tenants are for gateways alone: they come `with_access`.
+        """
         with self._database.read() as connection:
             revision = records.revision(connection)
             if revision == after_revision:
                 return None
             full = not 0 < after_revision < revision
+            after = 0 if full else after_revision
+            defaults = self.config.tenant_defaults
             return CatalogDelta(
                 revision=revision,
                 full=full,
-                adapters=records.adapters_after(connection, 0 if full else after_revision),
+                adapters=records.adapters_after(connection, after),
                 replicas=records.ready_replicas(connection),
                 base=records.base_spec(connection),
+                access=tenants.access_after(connection, after, defaults) if with_access else None,
             )
 
     def replicas(self) -> tuple[ReplicaRecord, ...]:

@@ -139,6 +139,33 @@ gateways = Table(
     Column("gateway_id", String(128), primary_key=True),
     Column("revision", BigInteger, nullable=False),
     Column("expires_at_s", Float, nullable=False),
+    Column("held", JSON, nullable=False, server_default="{}"),
+    Column("wanted", JSON, nullable=False, server_default="{}"),
+)
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("limits", JSON, nullable=False),
+    Column("created_at_s", Float, nullable=False),
+    Column("removed_at_s", Float),
+    Column("revision", BigInteger, nullable=False),
+)
+keys = Table(
+    "keys",
+    metadata,
+    Column("key_id", String(12), primary_key=True),
+    Column("tenant", String(64), ForeignKey("tenants.name"), nullable=False),
+    Column("salt", String(32), nullable=False),
+    Column("hash", String(64), nullable=False),
+    Column("scopes", JSON, nullable=False),
+    Column("note", Text, nullable=False),
+    Column("created_at_s", Float, nullable=False),
+    Column("expires_at_s", Float),
+    Column("revoked_at_s", Float),
+    Column("used_at_s", Float),
+    Column("revision", BigInteger, nullable=False),
+    Index("keys_by_tenant", "tenant"),
 )
 events = Table(
     "events",

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 LIVE_ALIAS = "live"
+EVERYBODY = "*"
+"""In an access list: every tenant."""
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """A sha256 in lower-case hexadecimal."""
@@ -204,6 +206,16 @@ class AdapterRecord(Record):
         return next((version for version in self.versions if version.number == number), None)
 
 
+class AdapterAccess(Record):
+    """Whose an adapter is and who may call it."""
+
+    owner: str
+    callers: tuple[str, ...]
+
+    def may_call(self, tenant: str) -> bool:
+        return tenant == self.owner or tenant in self.callers or EVERYBODY in self.callers
+
+
 class ReplicaRecord(Record):
     """A replica with a live lease. `ring_id` is the lowest free ordinal, kept for the life of the replica.
 
@@ -248,10 +260,127 @@ class ReplicaReport(Record):
     running: tuple[Digest, ...] = ()
 
 
+class Scope(StrEnum):
+    """What a key allows; every route that is not public names one."""
+
+    INFER = "infer"
+    UPLOAD = "upload"
+    ADMIN = "admin"
+    METRICS = "metrics"
+    """For scrapers; `admin` includes it."""
+
+
+class TenantLimits(Record):
+    """What a tenant may use; None is no limit. Of a tenant's own row, None is what the configuration says."""
+
+    max_concurrent: Annotated[int, Field(ge=1)] | None = None
+    """Prompts in flight, over all gateways."""
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    """Prompts in any 60 s, over all gateways."""
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
+    """Prompt and output tokens in any 60 s, over all gateways."""
+    max_adapters: Annotated[int, Field(ge=0)] | None = None
+    """Adapters that it owns and that have a version which was not collected."""
+    max_stored_bytes: Annotated[int, Field(ge=0)] | None = None
+    """Bytes of its versions that were not collected; equal content counts once."""
+    max_slots: Annotated[int, Field(ge=1)] | None = None
+    """Adapter slots of a replica that its requests may hold at once."""
+    weight: Annotated[float, Field(gt=0, le=1000)] | None = None
+    """Its share of a replica's work against other tenants; 1 where nothing says otherwise."""
+
+    def over(self, defaults: "TenantLimits") -> "TenantLimits":
+        """These limits, and those of `defaults` where these say nothing."""
+        said = {name: value for name, value in self if value is not None}
+        return defaults.model_copy(update=said)
+
+
+TenantName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+KeyId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
+
+
+class TenantRecord(Record):
+    """A tenant: `limits` are its own words, `effective` what holds with the configuration's defaults."""
+
+    name: TenantName
+    created_at_s: float
+    limits: TenantLimits = TenantLimits()
+    effective: TenantLimits = TenantLimits()
+    num_adapters: int = 0
+    stored_bytes: int = 0
+
+
+class KeyRecord(Record):
+    """What may be told of an API key. Nothing here lets anybody in."""
+
+    key_id: KeyId
+    tenant: TenantName
+    scopes: tuple[Scope, ...]
+    created_at_s: float
+    expires_at_s: float | None = None
+    revoked_at_s: float | None = None
+    used_at_s: float | None = None
+    """Last use, to within a minute or so."""
+    note: str = ""
+
+
+class NewKey(Record):
+    """A key that was just made. `secret` is shown this once and stored nowhere."""
+
+    key: KeyRecord
+    secret: str = Field(repr=False)
+
+
+class KeyHash(Record):
+    """What a gateway needs to know a key again: sha256 over `salt` and the secret, both as bytes."""
+
+    key_id: KeyId
+    tenant: str
+    scopes: tuple[Scope, ...]
+    salt: str = Field(repr=False)
+    hash: str = Field(repr=False)
+    expires_at_s: float | None = None
+
+
+class Access(Record):
+    """Who may come in: every key that was not revoked, and the limits of tenants.
+
+    `has_keys` stays true once there was a key: a server whose last key expired does not open itself.
+    """
+
+    has_keys: bool
+    keys: tuple[KeyHash, ...] = ()
+    limits: dict[str, TenantLimits] = Field(default_factory=dict)
+    """Tenant -> the limits that hold for it."""
+    defaults: TenantLimits = TenantLimits()
+    """The limits of tenants without a row."""
+
+
+class LimitUse(Record):
+    """What a gateway says of one limit of a tenant: what it keeps for itself from now on, and what it could use."""
+
+    tenant: str
+    limit: str
+    held: Annotated[int, Field(ge=0)]
+    wanted: Annotated[int, Field(ge=0)]
+
+
+class LimitShare(Record):
+    """A gateway's part of a tenant's limit. It may use `granted`, and should come down to `target`.
+
+    The granted parts of all gateways never add up to more than the limit.
+    """
+
+    tenant: str
+    limit: str
+    granted: int
+    target: int
+
+
 class CatalogDelta(Record):
     """What changed in the catalog after some revision; with `full`, everything there is.
 
-    Adapters come as whole records. `replicas` and `base` are always the whole truth.
+    Adapters come as whole records. `replicas` and `base` are always the whole truth. `access` is for gateways, and
+    whole when it changed.
     """
 
     revision: int
@@ -259,6 +388,7 @@ class CatalogDelta(Record):
     adapters: tuple[AdapterRecord, ...]
     replicas: tuple[ReplicaRecord, ...]
     base: BaseSpec | None
+    access: Access | None = None
 
 
 class TemplateRules(Record):

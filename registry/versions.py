@@ -33,17 +33,24 @@ def _refuse_base_in_use(tx: Transaction, digest: str) -> None:
 def check_owner(tx_owner: str | None, name: str, owner: str) -> None:
     """Raises Conflict when the name belongs to somebody else."""
     if tx_owner is not None and tx_owner != owner:
-        raise Conflict(f"the name {name!r} is taken by another owner")
+        raise Conflict(f"the name {name!r} is taken; choose another one")
 
 
 def add_version(
-    tx: Transaction, name: str, manifest: AdapterManifest, *, owner: str, keep_manifest: bool
+    tx: Transaction,
+    name: str,
+    manifest: AdapterManifest,
+    *,
+    owner: str,
+    keep_manifest: bool,
+    callers: tuple[str, ...] = (),
 ) -> tuple[int, bool]:
     """The number of the version of `name` with this content, and whether it is new. Raises Conflict.
 
-    `keep_manifest` says that a manifest stored earlier under this digest still has its blob.
+    `keep_manifest` says that a manifest stored earlier under this digest still has its blob; `callers` is the access
+    list of a new adapter.
     """
-    _ensure_adapter(tx, name, owner)
+    _ensure_adapter(tx, name, owner, callers)
     _ensure_manifest(tx, manifest, keep_manifest)
     v = tables.versions.c
     known = tx.connection.execute(
@@ -63,14 +70,14 @@ def add_version(
     return last + 1, True
 
 
-def _ensure_adapter(tx: Transaction, name: str, owner: str) -> None:
+def _ensure_adapter(tx: Transaction, name: str, owner: str, callers: tuple[str, ...]) -> None:
     where = tables.adapters.c.name == name
     found = tx.connection.execute(select(tables.adapters.c.owner).where(where)).scalar_one_or_none()
     check_owner(found, name, owner)
     if found is None:
         tx.connection.execute(
             insert(tables.adapters).values(
-                name=name, owner=owner, callers=["*"], revision=tx.revision, created_at_s=tx.now_s
+                name=name, owner=owner, callers=list(callers), revision=tx.revision, created_at_s=tx.now_s
             )
         )
 

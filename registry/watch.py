@@ -53,12 +53,12 @@ class Watch:
         for waiter in waiters:
             waiter.wake()
 
-    async def wait(self, after_revision: int, timeout_s: float) -> CatalogDelta | None:
+    async def wait(self, after_revision: int, timeout_s: float, *, with_access: bool = False) -> CatalogDelta | None:
         """The first change after that revision, or None when `timeout_s` has passed without one."""
         deadline = monotonic() + timeout_s
         with self._waiting() as waiter:
             while True:
-                delta = await asyncio.to_thread(self._registry.changes, after_revision)
+                delta = await asyncio.to_thread(self._registry.changes, after_revision, with_access=with_access)
                 if delta is not None or not await self._pause(waiter, deadline):
                     return delta
 

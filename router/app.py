@@ -8,17 +8,20 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
 
 from registry.errors import RegistryError
+from registry.types import Scope
 from replica.errors import ReplicaError
-from router.auth import Authenticator, Principal, Scope
+from router.auth import Authenticator, Principal
 from router.control_api import ControlApi
-from router.errors import INVALID, RouterError, error_body, error_code, http_face
+from router.errors import INVALID, RouterError, error_body, error_code, headers_of, http_face
 from router.gateway import Gateway
 from router.lifecycle_api import LifeCycleApi
-from router.middleware import ErrorBoundary, RequestId
+from router.middleware import ErrorBoundary, HeaderLimit, RequestId
 from router.openai_api import OpenAiApi
 from router.operations_api import OperationsApi
+from router.tenant_api import TenantApi
 from router.upload_api import UploadApi
 from router.vllm_api import VllmApi
 
@@ -28,7 +31,7 @@ NOBODY = Principal("", frozenset())
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One route. `scope` None is public; everything else needs a caller who has the scope."""
+    """One route. It must name its scope; None is public, everything else needs a caller who has the scope."""
 
     method: str
     path: str
@@ -40,6 +43,7 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
     """Every route there is. More specific paths come first: a name may hold anything, so that it can be refused."""
     openai, control, operations = OpenAiApi(gateway), ControlApi(gateway), OperationsApi(gateway)
     life, uploads, vllm = LifeCycleApi(gateway), UploadApi(gateway), VllmApi(gateway)
+    tenants = TenantApi(gateway)
     adapter = "/v1/adapters/{name:path}"
     return [
         Endpoint("GET", "/v1/models", openai.models, Scope.INFER),
@@ -57,6 +61,16 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
         Endpoint("POST", f"{adapter}/promote", life.promote, Scope.UPLOAD),
         Endpoint("POST", f"{adapter}/halt", life.halt, Scope.UPLOAD),
         Endpoint("POST", f"{adapter}/rollback", control.rollback, Scope.UPLOAD),
+        Endpoint("PUT", f"{adapter}/callers", tenants.set_callers, Scope.UPLOAD),
+        Endpoint("GET", "/v1/tenants", tenants.every, Scope.ADMIN),
+        Endpoint("POST", "/v1/tenants", tenants.add, Scope.ADMIN),
+        Endpoint("GET", "/v1/tenants/{tenant}", tenants.one, Scope.ADMIN),
+        Endpoint("PATCH", "/v1/tenants/{tenant}", tenants.change, Scope.ADMIN),
+        Endpoint("DELETE", "/v1/tenants/{tenant}", tenants.remove, Scope.ADMIN),
+        Endpoint("POST", "/v1/tenants/{tenant}/keys", tenants.new_key, Scope.ADMIN),
+        Endpoint("GET", "/v1/keys", tenants.keys, Scope.ADMIN),
+        Endpoint("POST", "/v1/keys/{key_id}/rotate", tenants.rotate_key, Scope.ADMIN),
+        Endpoint("DELETE", "/v1/keys/{key_id}", tenants.revoke_key, Scope.ADMIN),
         Endpoint("GET", "/v1/template", uploads.template, Scope.UPLOAD),
         Endpoint("POST", "/v1/load_lora_adapter", vllm.load, Scope.UPLOAD),
         Endpoint("POST", "/v1/unload_lora_adapter", vllm.unload, Scope.UPLOAD),
@@ -70,7 +84,7 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
         Endpoint("GET", "/v1/activations/{activation_id}", control.activation, Scope.UPLOAD),
         Endpoint("GET", "/health", operations.health, None),
         Endpoint("GET", "/ready", operations.ready, None),
-        Endpoint("GET", "/metrics", operations.metrics, None),
+        Endpoint("GET", "/metrics", operations.metrics, Scope.METRICS),
     ]
 
 
@@ -83,13 +97,25 @@ def create_app(gateway: Gateway) -> FastAPI:
         middleware=[
             Middleware(RequestId),
             Middleware(ErrorBoundary, answered_error=gateway.metrics.answered_error),
+            Middleware(HeaderLimit, max_bytes=gateway.config.requests.max_header_bytes),
         ],
     )
     for endpoint in endpoints(gateway):
         handler = guarded(endpoint, gateway.authenticator)
         app.add_api_route(endpoint.path, handler, methods=[endpoint.method], response_model=None)
     _add_error_handlers(app, gateway)
+    assert not undeclared(app), f"routes without a scope: {undeclared(app)}"
     return app
+
+
+def undeclared(app: FastAPI) -> list[str]:
+    """The paths that would answer without anybody having said who may ask."""
+    return [str(getattr(route, "path", route)) for route in app.routes if not is_declared(route)]
+
+
+def is_declared(route: BaseRoute) -> bool:
+    """Whether the route was made from an Endpoint, behind its check."""
+    return hasattr(getattr(route, "endpoint", None), "declared_scope")
 
 
 def guarded(endpoint: Endpoint, authenticator: Authenticator) -> Callable[[Request], Awaitable[Response]]:
@@ -102,21 +128,20 @@ def guarded(endpoint: Endpoint, authenticator: Authenticator) -> Callable[[Reque
         caller.require(endpoint.scope)
         return await endpoint.handler(request, caller)
 
+    handle.declared_scope = endpoint.scope  # type: ignore[attr-defined]
     return handle
 
 
 def _add_error_handlers(app: FastAPI, gateway: Gateway) -> None:
     async def known(request: Request, error: Exception) -> Response:
         gateway.metrics.answered_error(error_code(error))
-        face = http_face(error)
-        headers = {} if face.retry_after_s is None else {"retry-after": str(face.retry_after_s)}
-        return JSONResponse(error_body(error), face.status, headers)
+        return JSONResponse(error_body(error), http_face(error).status, headers_of(error))
 
     async def no_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         code = "unknown_route" if error.status_code == 404 else "method_not_allowed"
         gateway.metrics.answered_error(code)
-        message = f"{request.method} {request.url.path} is no route of this server"
+        message = f"{request.method} {request.url.path[:200]} is no route of this server"
         body = {"error": {"message": message, "type": INVALID, "param": None, "code": code}}
         return JSONResponse(body, error.status_code, error.headers)
 

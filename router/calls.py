@@ -7,7 +7,7 @@ from registry.catalog import Resolution
 from registry.types import BaseSpec
 from replica.messages import GenerateRequest, SamplingParams
 from router.config import RequestLimits
-from router.errors import BadRequest
+from router.errors import BadRequest, ContextLengthExceeded
 from router.sampling import check_limits, check_token_id, sampling_params
 from router.schemas import ChatBody, CompletionBody, GenerationBody
 from router.tokenizer import BaseTokenizer
@@ -40,6 +40,20 @@ class Call:
     with_logprobs: bool = False
     is_whole: bool = False
     """Whether the client gets the answer in one piece, so that it may begin anew on another replica."""
+    weight: float = 1.0
+    """The tenant's share against others."""
+    expected_tokens: int | None = None
+    """What a choice of this tenant usually takes, when the client set no limit."""
+
+    @property
+    def num_charged_tokens(self) -> int:
+        """What the tenant's limit is charged at first: the prompts, and what every choice may take."""
+        return self.num_prompt_tokens + sum(
+            prompt.sampling.n * self.expected_output(prompt.sampling.max_tokens) for prompt in self.prompts
+        )
+
+    def expected_output(self, max_tokens: int) -> int:
+        return max_tokens if self.expected_tokens is None else min(max_tokens, self.expected_tokens)
 
     @property
     def num_choices(self) -> int:
@@ -53,7 +67,15 @@ class Call:
         """The message to a replica for prompt `number`."""
         prompt = self.prompts[number]
         request_id = self.call_id if len(self.prompts) == 1 else f"{self.call_id}-{number}"
-        return GenerateRequest(request_id, self.tenant, self.resolution.digest, prompt.token_ids, prompt.sampling)
+        return GenerateRequest(
+            request_id,
+            self.tenant,
+            self.resolution.digest,
+            prompt.token_ids,
+            prompt.sampling,
+            self.weight,
+            None if self.expected_tokens is None else self.expected_output(prompt.sampling.max_tokens),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +122,7 @@ class CallBuilder:
     async def _encode(self, text_or_ids: str | tuple[int, ...], binding: Binding) -> tuple[int, ...]:
         if isinstance(text_or_ids, str):
             return await binding.tokenizer.encode_text(text_or_ids)
-        for token_id in text_or_ids:
-            check_token_id(token_id, binding.base.vocab_size, "prompt")
+        check_token_ids(text_or_ids, binding.base)
         return text_or_ids
 
     def _sampling(self, body: GenerationBody, token_ids: Sequence[int], binding: Binding, param: str) -> SamplingParams:
@@ -138,3 +159,16 @@ class CallBuilder:
             with_logprobs=with_logprobs,
             is_whole=not body.stream,
         )
+
+
+def check_token_ids(token_ids: Sequence[int], base: BaseSpec) -> None:
+    """Raises ContextLengthExceeded, and BadRequest for the first id outside the vocabulary: the length first, then two
+    passes without a call a token, since nothing else runs meanwhile."""
+    if len(token_ids) > base.context_length:
+        raise ContextLengthExceeded(
+            f"this model's context is {base.context_length} tokens; the prompt has {len(token_ids)}; shorten it",
+            "prompt",
+        )
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < base.vocab_size:
+        for token_id in token_ids:
+            check_token_id(token_id, base.vocab_size, "prompt")

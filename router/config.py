@@ -42,6 +42,14 @@ class RequestLimits(Settings):
     """What one inference request may ask for."""
 
     max_body_bytes: int = Field(default=8 * MIB, ge=1)
+    max_header_bytes: int = Field(default=32 * KIB, ge=1 * KIB)
+    """Path, query and headers together."""
+    max_json_items: int = Field(default=300_000, ge=1)
+    """Commas in a JSON body: what reading it into values costs grows with them, and nothing else runs meanwhile."""
+    body_timeout_s: float = Field(default=30.0, gt=0)
+    """How long a client may take to send a JSON body."""
+    send_timeout_s: float = Field(default=60.0, gt=0)
+    """How long a client may leave a piece of a stream unread."""
     default_max_tokens: int | None = Field(default=None, ge=1)
     """Tokens to generate when the client does not say; omitted: up to the end of the context."""
     max_n: int = Field(default=16, ge=1, le=128)
@@ -64,6 +72,10 @@ class UploadLimits(Settings):
     max_files: int = Field(default=16, ge=1)
     max_fields: int = Field(default=16, ge=1)
     max_field_bytes: int = Field(default=4 * KIB, ge=1)
+    idle_timeout_s: float = Field(default=30.0, gt=0)
+    """How long a client may send nothing in the middle of an upload."""
+    upload_timeout_s: float = Field(default=3600.0, gt=0)
+    """How long an upload may take to arrive."""
 
 
 class RouterConfig(Settings):

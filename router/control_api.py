@@ -4,10 +4,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from registry.errors import AdapterNotFound, RegistryUnavailable
-from registry.types import AdapterRecord
+from registry.types import Activation, AdapterRecord
 from router.answers import answer, answer_activation, answer_list, settled
 from router.auth import Principal
 from router.gateway import Gateway
+from router.ownership import access_of, may_see, own, see, shown_to
 from router.params import (
     adapter_name,
     alias_name,
@@ -29,14 +30,19 @@ class ControlApi:
         self._config = gateway.config
 
     async def adapters(self, request: Request, caller: Principal) -> Response:
-        return answer_list(await self._registry.adapters())
+        """The adapters that the caller may call; an admin sees all."""
+        every = await self._registry.adapters()
+        return answer_list(shown_to(record, caller) for record in every if may_see(access_of(record), caller))
 
     async def adapter(self, request: Request, caller: Principal) -> Response:
-        return answer(await self._registry.adapter(adapter_name(request)))
+        name = adapter_name(request)
+        await see(self._registry, caller, name)
+        return answer(shown_to(await self._registry.adapter(name), caller))
 
     async def version(self, request: Request, caller: Principal) -> Response:
         """One version and its manifest."""
         name, number = adapter_name(request), version_number(request)
+        await see(self._registry, caller, name)
         version = (await self._registry.adapter(name)).version(number)
         if version is None:
             raise AdapterNotFound(f"adapter {name!r} has no version {number}")
@@ -47,6 +53,7 @@ class ControlApi:
         """Answers when every gateway knows, or after `activation_wait_s` with what is still missing."""
         name, alias = adapter_name(request), alias_name(request.path_params["alias"])
         body = parse_body(AliasBody, await self._read(request))
+        await own(self._registry, caller, name)
         activation = await self._registry.activate(
             name, alias, body.version, actor=caller.tenant, expected_revision=body.expected_revision
         )
@@ -55,6 +62,7 @@ class ControlApi:
     async def rollback(self, request: Request, caller: Principal) -> Response:
         name = adapter_name(request)
         body = parse_body(RollbackBody, await self._read(request) or b"{}")
+        await own(self._registry, caller, name)
         activation = await self._registry.rollback(name, alias_name(body.alias), actor=caller.tenant)
         return await answer_activation(self._gateway, activation, body.wait)
 
@@ -68,7 +76,9 @@ class ControlApi:
         """Requests that run may go on for `deadline_s`; omitted: as long as the registry's setting says."""
         given = "deadline_s" in request.query_params
         deadline_s = query_seconds(request, "deadline_s") if given else None
-        return await self._registry.retire(adapter_name(request), number, actor=caller.tenant, deadline_s=deadline_s)
+        name = adapter_name(request)
+        await own(self._registry, caller, name)
+        return await self._registry.retire(name, number, actor=caller.tenant, deadline_s=deadline_s)
 
     async def replicas(self, request: Request, caller: Principal) -> Response:
         """What the replicas last reported; the catalog's word when the registry cannot be reached."""
@@ -89,7 +99,14 @@ class ControlApi:
         activation_id = digits(request.path_params["activation_id"], "activation_id")
         wait_s = query_seconds(request, "wait_s")
         activation = await self._registry.activation(activation_id)
+        await self._check_activation(activation, caller)
         return answer(await settled(self._gateway, activation, min(wait_s, self._config.activation_wait_s)))
 
+    async def _check_activation(self, activation: Activation, caller: Principal) -> None:
+        """Raises AdapterNotFound, in the registry's words, for an adapter that the caller may not know of."""
+        access = await self._registry.access_of(activation.name)
+        if access is None or not may_see(access, caller):
+            raise AdapterNotFound(f"there is no activation {activation.activation_id}")
+
     async def _read(self, request: Request) -> bytes:
-        return await read_body(request.scope, request.receive, self._config.requests.max_body_bytes)
+        return await read_body(request.scope, request.receive, self._config.requests)

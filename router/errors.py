@@ -7,7 +7,10 @@ RouterError
 ├── AuthenticationFailed     no key, or an unknown one
 ├── PermissionDenied         the key lacks the scope of the route
 ├── BodyTooLarge             the body or the upload is over the configured limit
+├── BodyTimeout              the client did not send its body in time
+├── HeadersTooLarge          path, query or headers are over the configured limit
 ├── TooManyRequests          the gateway's limit of concurrent requests is reached
+│   └── TenantLimitReached       a limit of the tenant is reached; carries which, and when to try again
 ├── NoReplica                no replica has a live lease
 ├── ReplicaGone              the replica died or cannot be reached
 ├── RequestAborted           the replica ended the request early (version withdrawn, shutdown)
@@ -73,6 +76,28 @@ class TooManyRequests(RouterError):
     code = "rate_limit_exceeded"
 
 
+class BodyTimeout(RouterError):
+    code = "body_timeout"
+
+
+class HeadersTooLarge(RouterError):
+    code = "headers_too_large"
+
+
+class TenantLimitReached(TooManyRequests):
+    """`limit` names the limit, as in `registry.types.TenantLimits`."""
+
+    code = "tenant_limit_reached"
+
+    def __init__(self, message: str, limit: str = "", retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (TenantLimitReached, (self.message, self.limit, self.retry_after_s))
+
+
 class NoReplica(RouterError):
     code = "no_replica"
 
@@ -106,6 +131,8 @@ HTTP_FACES: dict[type[Exception], HttpFace] = {
     AuthenticationFailed: HttpFace(401, "authentication_error"),
     PermissionDenied: HttpFace(403, "permission_error"),
     BodyTooLarge: HttpFace(413, INVALID),
+    BodyTimeout: HttpFace(408, INVALID),
+    HeadersTooLarge: HttpFace(431, INVALID),
     TooManyRequests: HttpFace(429, "rate_limit_error", 1),
     NoReplica: HttpFace(503, SERVER, 1),
     ReplicaGone: HttpFace(503, SERVER, 1),
@@ -118,6 +145,9 @@ HTTP_FACES: dict[type[Exception], HttpFace] = {
     registry_errors.Conflict: HttpFace(409, INVALID),
     registry_errors.NotReady: HttpFace(503, SERVER, 1),
     registry_errors.StagingFailed: HttpFace(502, SERVER),
+    registry_errors.TenantNotFound: HttpFace(404, INVALID),
+    registry_errors.KeyNotFound: HttpFace(404, INVALID),
+    registry_errors.QuotaExceeded: HttpFace(429, "rate_limit_error", 60),
     registry_errors.LimitExceeded: HttpFace(413, INVALID),
     registry_errors.SourceRefused: HttpFace(400, INVALID),
     registry_errors.SourceNotFound: HttpFace(404, INVALID),
@@ -145,13 +175,24 @@ def http_face(error: BaseException) -> HttpFace:
     return next((HTTP_FACES[kind] for kind in type(error).__mro__ if kind in HTTP_FACES), UNEXPECTED)
 
 
+def headers_of(error: BaseException) -> dict[str, str]:
+    """Headers that go with an error's answer: when to try again, and how to say who one is."""
+    headers: dict[str, str] = {}
+    retry_after_s = getattr(error, "retry_after_s", None) or http_face(error).retry_after_s
+    if retry_after_s is not None:
+        headers["retry-after"] = str(retry_after_s)
+    if isinstance(error, AuthenticationFailed):
+        headers["www-authenticate"] = "Bearer"
+    return headers
+
+
 def error_code(error: BaseException) -> str:
     """The stable code of a known error, `internal_error` for anything else (its text may hold secrets)."""
     return str(error.code) if isinstance(error, RouterError | RegistryError | ReplicaError) else "internal_error"
 
 
 def error_body(error: BaseException) -> dict[str, object]:
-    """OpenAI's error object; an InvalidAdapter carries all its faults as well."""
+    """OpenAI's error object; an InvalidAdapter carries all its faults as well, a limit that was reached its name."""
     known = isinstance(error, RouterError | RegistryError | ReplicaError)
     fields: dict[str, object] = {
         "message": str(error) if known else "The server had an error while processing the request.",
@@ -161,6 +202,8 @@ def error_body(error: BaseException) -> dict[str, object]:
     }
     if isinstance(error, registry_errors.ModelNotFound):
         fields["param"] = "model"
+    if limit := getattr(error, "limit", None):
+        fields["limit"] = limit
     if isinstance(error, InvalidAdapter):
         fields["faults"] = [fault.model_dump(mode="json") for fault in error.faults]
     return {"error": fields}

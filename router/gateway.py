@@ -7,15 +7,19 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from registry.catalog import Catalog
 from registry.errors import NotReady, StagingFailed
+from registry.pulse import FleetPulse, GatewayPulse
 from registry.types import (
+    LIVE_ALIAS,
     Activation,
+    AdapterAccess,
     AdapterManifest,
     AdapterRecord,
     AdapterSource,
@@ -25,8 +29,13 @@ from registry.types import (
     CollectReport,
     Event,
     FleetTemplate,
+    KeyRecord,
+    NewKey,
     PushResult,
     ReplicaRecord,
+    Scope,
+    TenantLimits,
+    TenantRecord,
     VersionState,
     VersionStates,
 )
@@ -40,9 +49,11 @@ from router.dispatch import Dispatch
 from router.exposition import merge_expositions
 from router.merge import merge
 from router.metrics import GatewayMetrics
+from router.output_history import OutputHistory
 from router.placement import Placement
 from router.prompt_run import PromptRun
 from router.schemas import ChatBody, CompletionBody, GenerationBody
+from router.tenant_limits import Charge, TenantGate
 from router.tokenizer import BaseTokenizer
 
 
@@ -60,8 +71,46 @@ class Fleet(Protocol):
         """Instance -> Prometheus text; members that do not answer are left out."""
         ...
 
+    async def prefetch(self, replica_id: str, digest: str) -> None:
+        """Bring a version nearer to being served, ahead of its requests. Never raises for a replica that is gone."""
+        ...
 
-class RegistryClient(Protocol):
+
+class PulseSource(Protocol):
+    """Where a gateway tells its loads and hears the fleet's: the registry."""
+
+    async def pulse_gateway(self, pulse: GatewayPulse) -> FleetPulse: ...
+
+
+class TenantClient(Protocol):
+    """Tenants, keys and access lists of the registry; every method may raise RegistryError subclasses."""
+
+    async def tenants(self) -> Sequence[TenantRecord]: ...
+
+    async def tenant(self, name: str) -> TenantRecord: ...
+
+    async def add_tenant(self, name: str, limits: TenantLimits, *, actor: str) -> TenantRecord: ...
+
+    async def set_tenant(self, name: str, limits: TenantLimits, *, actor: str) -> TenantRecord: ...
+
+    async def remove_tenant(self, name: str, *, actor: str) -> None: ...
+
+    async def keys(self, tenant: str | None) -> Sequence[KeyRecord]: ...
+
+    async def new_key(
+        self, tenant: str, scopes: Sequence[Scope], *, expires_at_s: float | None, note: str, actor: str
+    ) -> NewKey: ...
+
+    async def rotate_key(self, key_id: str, *, overlap_s: float, expires_at_s: float | None, actor: str) -> NewKey: ...
+
+    async def revoke_key(self, key_id: str, *, actor: str) -> KeyRecord: ...
+
+    async def access_of(self, name: str) -> AdapterAccess | None: ...
+
+    async def set_callers(self, name: str, callers: Sequence[str], *, actor: str) -> AdapterAccess: ...
+
+
+class RegistryClient(TenantClient, Protocol):
     """The registry's service as the gateway calls it; every method may raise RegistryError subclasses."""
 
     async def push(self, name: str, files: Mapping[str, Path], *, owner: str, activate: bool) -> PushResult: ...
@@ -136,6 +185,7 @@ class Gateway:
         registry: RegistryClient,
         *,
         authenticator: Authenticator | None = None,
+        shares_limits: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -146,6 +196,10 @@ class Gateway:
         self.metrics = GatewayMetrics(clock)
         self.placement = Placement(config.placement, self.metrics.placed, clock)
         self.admission = Admission(config.requests.max_concurrent_requests)
+        self.limits = TenantGate(
+            lambda: catalog.access, shared=shares_limits, refused=self.metrics.limited, clock=clock
+        )
+        self.outputs = OutputHistory()
         self._builder = CallBuilder(config.requests)
         self._fleet = fleet
         self._wall_clock = wall_clock
@@ -167,6 +221,8 @@ class Gateway:
             names = [adapter.name for adapter in self.catalog.adapters if _is_served(adapter)]
             self.placement.update(names, self.catalog.replicas)
             self.metrics.keep_only(names)
+            if delta.access is not None:
+                self.limits.keep_only(delta.access.limits)
 
     async def _tokenizer_for(self, base: BaseSpec | None) -> BaseTokenizer | None:
         current = self._tokenizer
@@ -189,12 +245,20 @@ class Gateway:
     async def chat_call(self, tenant: str, body: ChatBody, sticky: str | None = None) -> Call:
         """`sticky` is the client's own key for canaries. Raises NotReady, ModelNotFound, BadRequest."""
         binding = self._bind(tenant, body, sticky)
-        return await self._builder.chat(f"chatcmpl-{uuid.uuid4().hex}", self._now_s(), tenant, body, binding)
+        call = await self._builder.chat(f"chatcmpl-{uuid.uuid4().hex}", int(self.wall_s()), tenant, body, binding)
+        return self._with_share(call, body.max_tokens is None and body.max_completion_tokens is None)
 
     async def completion_call(self, tenant: str, body: CompletionBody, sticky: str | None = None) -> Call:
         """Raises NotReady, ModelNotFound, BadRequest."""
         binding = self._bind(tenant, body, sticky)
-        return await self._builder.completion(f"cmpl-{uuid.uuid4().hex}", self._now_s(), tenant, body, binding)
+        call = await self._builder.completion(f"cmpl-{uuid.uuid4().hex}", int(self.wall_s()), tenant, body, binding)
+        return self._with_share(call, body.max_tokens is None)
+
+    def _with_share(self, call: Call, is_open_ended: bool) -> Call:
+        """The call with its tenant's weight, and how long its answer will be if the client did not say."""
+        expected = self.outputs.expected(call.tenant) if is_open_ended else None
+        weight = self.limits.limits_of(call.tenant).weight or 1.0
+        return replace(call, weight=weight, expected_tokens=expected)
 
     def _bind(self, tenant: str, body: GenerationBody, sticky: str | None) -> Binding:
         """Resolve the model once; whatever happens to its alias later, this call keeps the version.
@@ -209,13 +273,27 @@ class Gateway:
             self._used.add(resolution.digest)
         return Binding(resolution, base, tokenizer)
 
+    def stopping(self, replica_ids: frozenset[str]) -> bool:
+        """Send nothing more to these replicas while there are others; returns whether that is news."""
+        return self.placement.leaving(replica_ids)
+
+    async def exchange(self, gateway_id: str, source: PulseSource) -> None:
+        """One heartbeat: tell loads and demand, hear the fleet's, and warm adapters at the homes they gained."""
+        new_homes = self.placement.hear(await source.pulse_gateway(self.placement.pulse(gateway_id)))
+        adapters = {adapter.name: adapter for adapter in self.catalog.adapters} if new_homes else {}
+        for name, replica_id in new_homes:
+            version = _live(adapters.get(name))
+            if version is not None:
+                await self._fleet.prefetch(replica_id, version)
+
     def take_used(self) -> tuple[str, ...]:
         """The digests that requests were resolved to since the last call."""
         used, self._used = self._used, set()
         return tuple(used)
 
-    def _now_s(self) -> int:
-        return int(self._wall_clock())
+    def wall_s(self) -> float:
+        """Seconds since the epoch."""
+        return self._wall_clock()
 
     def generation(self, call: Call) -> "Generation":
         """The call, ready to run."""
@@ -242,6 +320,12 @@ class Gateway:
         assert self.placement.num_leases <= self.admission.num_in_flight, repr(self)
 
 
+def _live(adapter: AdapterRecord | None) -> str | None:
+    """The digest that the adapter's `live` alias serves."""
+    version = None if adapter is None else adapter.version(adapter.aliases.get(LIVE_ALIAS, 0))
+    return None if version is None or version.state is not VersionState.ACTIVE else version.digest
+
+
 def _is_served(adapter: AdapterRecord) -> bool:
     return any(version.state is VersionState.ACTIVE for version in adapter.versions)
 
@@ -263,9 +347,12 @@ class Generation:
         """Deltas of all choices in order of arrival. Raises TooManyRequests and NoReplica at once, replica errors
         when they happen; closing it aborts the work."""
         call, gateway = self.call, self._gateway
+        await gateway.limits.ready(call.tenant)
         with (
             gateway.metrics.meter(call.resolution.adapter, call.num_prompt_tokens) as meter,
             gateway.admission.admit(len(call.prompts)),
+            gateway.limits.admit(call.tenant, len(call.prompts), call.num_charged_tokens) as charge,
+            _settled(charge, self),
         ):
             self._runs = [
                 PromptRun(call, prompt, gateway.dispatch(call, number), meter.prompt_meter())
@@ -275,3 +362,13 @@ class Generation:
             async with aclosing(streams[0] if len(streams) == 1 else merge(streams)) as messages:
                 async for deltas in messages:
                     yield deltas
+            gateway.outputs.note(call.tenant, [choice.num_tokens for run in self._runs for choice in run.choices])
+
+
+@contextmanager
+def _settled(charge: Charge, generation: Generation) -> Iterator[None]:
+    """Charge what was really sampled, however the block ends."""
+    try:
+        yield
+    finally:
+        charge.settle(generation.call.num_prompt_tokens + generation.num_tokens)

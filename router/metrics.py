@@ -118,6 +118,7 @@ class GatewayMetrics:
         )
         self._errors = self._counter("errors", "Error answers by code.", ("code",))
         self._placements = self._counter("placements", "Requests placed at home, elsewhere or for the base.", ("kind",))
+        self._limited = self._counter("limited", "Calls refused by a limit of their tenant.", ("limit",))
         self._propagation_s = self._histogram(
             "propagation_seconds", "Activation request to every replica staged.", (), SLOW_BUCKETS
         )
@@ -154,6 +155,10 @@ class GatewayMetrics:
     def placed(self, kind: str) -> None:
         """Count a placement by kind."""
         self._placements.labels(kind).inc()
+
+    def limited(self, limit: str) -> None:
+        """Count a call that a tenant's limit refused; `limit` is one of this program's words."""
+        self._limited.labels(limit).inc()
 
     def propagated(self, seconds: float) -> None:
         """Observe how long an activation took to be staged everywhere."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.errors import error_body
+from router.errors import HeadersTooLarge, error_body, http_face
 
 logger = logging.getLogger(__name__)
 HEADER = b"x-request-id"
@@ -39,6 +39,26 @@ class RequestId:
 def _request_id(scope: Scope) -> bytes:
     given: bytes = next((value for name, value in scope["headers"] if name == HEADER), b"")
     return given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+
+
+class HeaderLimit:
+    """Refuses a path, query and headers that together are longer than any client of ours needs."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _head_bytes(scope) > self._max_bytes:
+            error = HeadersTooLarge(f"path, query and headers are over {self._max_bytes} bytes, which is the limit")
+            await JSONResponse(error_body(error), http_face(error).status)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _head_bytes(scope: Scope) -> int:
+    line = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
+    return line + sum(len(name) + len(value) for name, value in scope["headers"])
 
 
 class ErrorBoundary:

@@ -44,12 +44,12 @@ class OpenAiApi:
         return self._respond(body, self._gateway.generation(call), CompletionFormat(call))
 
     async def _read(self, request: Request) -> bytes:
-        return await read_body(request.scope, request.receive, self._limits.max_body_bytes)
+        return await read_body(request.scope, request.receive, self._limits)
 
     def _respond(self, body: GenerationBody, generation: Generation, shape: Format) -> Response:
         timeout_s = self._limits.request_timeout_s
         if body.stream:
-            return EventStream(stream_events(generation, shape), timeout_s)
+            return EventStream(stream_events(generation, shape), timeout_s, self._limits.send_timeout_s)
         return JsonAnswer(lambda: full_answer(generation, shape), timeout_s)
 
 

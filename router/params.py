@@ -41,6 +41,22 @@ def version_number(request: Request) -> int:
     return digits(request.path_params["number"], "version")
 
 
+def tenant_name(request: Request) -> str:
+    """The path's tenant; raises InvalidName."""
+    name = str(request.path_params["tenant"])
+    if not is_adapter_name(name):
+        raise InvalidName(f"tenant {name[:80]!r} is not allowed; the grammar is that of adapter names", "tenant")
+    return name
+
+
+def key_id(request: Request) -> str:
+    """The path's key id. A whole key in its place, which is a secret, is not repeated in the error."""
+    text = str(request.path_params["key_id"])
+    if re.fullmatch(r"[0-9a-f]{12}", text) is None:
+        raise InvalidName("a key is named by its id: 12 digits of 0-9 a-f, the middle part of the key", "key_id")
+    return text
+
+
 def digits(text: str, param: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
         raise BadRequest(f"{param} is {text[:80]!r}; allowed: a whole number", param)

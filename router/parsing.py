@@ -1,5 +1,6 @@
 """Request bodies from bytes to checked models: size limit, JSON, and pydantic's complaints in OpenAI's words."""
 
+import asyncio
 import json
 from typing import TypeVar
 
@@ -8,7 +9,8 @@ from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from router.errors import BadRequest, BodyTooLarge
+from router.config import RequestLimits
+from router.errors import BadRequest, BodyTimeout, BodyTooLarge
 
 Model = TypeVar("Model", bound=BaseModel)
 MAX_SHOWN_CHARS = 60
@@ -22,7 +24,21 @@ _CODES = {
 }
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limits: RequestLimits) -> bytes:
+    """The whole body; raises BodyTooLarge, BodyTimeout, and BadRequest for one of too many values."""
+    try:
+        async with asyncio.timeout(limits.body_timeout_s) as deadline:
+            body = await _read(scope, receive, limits.max_body_bytes)
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise
+        raise BodyTimeout(f"the body did not arrive within {limits.body_timeout_s:g} s") from error
+    if len(body) > limits.max_json_items and body.count(b",") > limits.max_json_items:
+        raise BadRequest(f"the body has more than {limits.max_json_items} values, which is the limit")
+    return body
+
+
+async def _read(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     """The whole body; raises BodyTooLarge, at once when Content-Length already says so."""
     declared = dict(scope["headers"]).get(b"content-length", b"")
     if declared.isdigit() and int(declared) > max_bytes:

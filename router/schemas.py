@@ -88,7 +88,7 @@ class GenerationBody(Body):
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
 
-    user: StrictStr | None = None
+    user: Annotated[StrictStr, Field(max_length=4096)] | None = None
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -169,7 +169,7 @@ def _prompt_list(value: Any) -> list[Prompt]:
 def _one_prompt(prompt: Any) -> Prompt:
     if isinstance(prompt, str):
         return prompt
-    if isinstance(prompt, list) and prompt and all(type(token_id) is int for token_id in prompt):
+    if isinstance(prompt, list) and prompt and set(map(type, prompt)) == {int}:
         return tuple(prompt)
     raise PydanticCustomError("prompt", "a string, a list of strings, a list of token ids or a list of such lists")
 
@@ -243,3 +243,42 @@ class CollectBody(Body):
     """POST /v1/gc."""
 
     dry_run: bool = False
+
+
+class CallersBody(Body):
+    """PUT /v1/adapters/{name}/callers."""
+
+    callers: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=1000)]
+
+
+class LimitsBody(Body):
+    """PATCH /v1/tenants/{tenant}: what is named changes, null goes back to the configuration's default."""
+
+    max_concurrent: Annotated[int, Field(ge=1)] | None = None
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
+    max_adapters: Annotated[int, Field(ge=0)] | None = None
+    max_stored_bytes: Annotated[int, Field(ge=0)] | None = None
+    max_slots: Annotated[int, Field(ge=1)] | None = None
+    weight: Annotated[float, Field(gt=0, le=1000)] | None = None
+
+
+class TenantBody(LimitsBody):
+    """POST /v1/tenants."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class KeyBody(Body):
+    """POST /v1/tenants/{tenant}/keys."""
+
+    scopes: Annotated[list[Literal["infer", "upload", "admin", "metrics"]], Field(min_length=1, max_length=8)]
+    expires_in_s: Annotated[float, Field(gt=0)] | None = None
+    note: Annotated[str, Field(max_length=200)] = ""
+
+
+class RotateBody(Body):
+    """POST /v1/keys/{key_id}/rotate."""
+
+    overlap_s: Annotated[float, Field(ge=0)] = 86400.0
+    expires_in_s: Annotated[float, Field(gt=0)] | None = None

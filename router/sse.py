@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from router.errors import RequestTimeout, error_body, http_face
 
@@ -65,18 +65,25 @@ async def within(timeout_s: float, work: Awaitable[None]) -> None:
         raise RequestTimeout(f"the request took longer than {timeout_s:g} s") from error
 
 
+class SlowClient(Exception):
+    """The client has not read a piece of its stream for too long."""
+
+
 class EventStream(Response):
     """Sends the byte strings of `events` as they come. An error after the first becomes an error event."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], timeout_s: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], timeout_s: float, send_timeout_s: float) -> None:
         super().__init__(background=None)
         self._events = events
         self._timeout_s = timeout_s
+        self._send_timeout_s = send_timeout_s
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await run_until_disconnect(receive, within(self._timeout_s, self._send_events(send)))
+        except SlowClient:
+            logger.info("stream of %s ended: its client does not read", scope["path"])
         except Exception as error:
             if not self._started:
                 raise
@@ -90,8 +97,18 @@ class EventStream(Response):
                 if not self._started:
                     self._started = True
                     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                await self._send(send, {"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+    async def _send(self, send: Send, message: Message) -> None:
+        """Raises SlowClient for one that reads nothing: it shall hold no place on a replica."""
+        try:
+            async with asyncio.timeout(self._send_timeout_s) as deadline:
+                await send(message)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise SlowClient from error
 
 
 class JsonAnswer(Response):

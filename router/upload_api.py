@@ -46,9 +46,7 @@ class UploadApi:
 
     async def _push_source(self, request: Request, name: str, tenant: str) -> tuple[PushResult, bool]:
         flags_of(request.query_params, {})
-        body = parse_body(
-            SourceBody, await read_body(request.scope, request.receive, self._config.requests.max_body_bytes)
-        )
+        body = parse_body(SourceBody, await read_body(request.scope, request.receive, self._config.requests))
         source = AdapterSource(url=body.source, revision=body.revision)
         result = await self._registry.push_source(name, source, owner=tenant, activate=body.activate)
         return result, body.wait

@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
 from router.config import UploadLimits
-from router.errors import BadRequest, BodyTooLarge
+from router.errors import BadRequest, BodyTimeout, BodyTooLarge
 
 WRITE_BYTES = 1024 * 1024
 """The body is parsed and written in pieces of about this size, on a thread."""
@@ -36,7 +36,7 @@ async def receive_upload(request: Request, limits: UploadLimits) -> AsyncIterato
         tempfile.TemporaryDirectory(prefix="lorafleet-upload-") as folder,
         _Parts(Path(folder), boundary, limits) as parts,
     ):
-        await _receive(request, parts, limits.max_upload_bytes)
+        await _receive_in_time(request, parts, limits)
         yield parts.finish()
 
 
@@ -53,9 +53,24 @@ def _check_declared_length(request: Request, max_bytes: int) -> None:
         raise BodyTooLarge(f"the upload has {int(declared)} bytes; allowed: at most {max_bytes}")
 
 
-async def _receive(request: Request, parts: "_Parts", max_bytes: int) -> None:
+async def _receive_in_time(request: Request, parts: "_Parts", limits: UploadLimits) -> None:
+    """Raises BodyTimeout for a client that stops sending, or takes too long in all."""
+    try:
+        async with asyncio.timeout(limits.upload_timeout_s) as whole, asyncio.timeout(limits.idle_timeout_s) as idle:
+            loop = asyncio.get_running_loop()
+            await _receive(
+                request, parts, limits.max_upload_bytes, lambda: idle.reschedule(loop.time() + limits.idle_timeout_s)
+            )
+    except TimeoutError as error:
+        if not (whole.expired() or idle.expired()):
+            raise
+        raise BodyTimeout("the upload did not arrive in time") from error
+
+
+async def _receive(request: Request, parts: "_Parts", max_bytes: int, arrived: Callable[[], None]) -> None:
     buffer, size = bytearray(), 0
     async for data in request.stream():
+        arrived()
         size += len(data)
         if size > max_bytes:
             raise BodyTooLarge(f"the upload has more than {max_bytes} bytes, which is the limit")

@@ -14,6 +14,7 @@ from registry.types import LIVE_ALIAS, Activation, ActivationState, AdapterRecor
 from router.answers import settled
 from router.auth import Principal
 from router.gateway import Gateway
+from router.ownership import own, see
 from router.params import check_adapter_name
 from router.parsing import parse_body, read_body
 from router.schemas import Body
@@ -60,7 +61,7 @@ class VllmApi:
         check_adapter_name(body.lora_name)
         check_not_base(self._gateway, body.lora_name)
         try:
-            activation = await self._load(body, caller.tenant)
+            activation = await self._load(body, caller)
         except AlreadyLoaded:
             message = (
                 f"The lora adapter '{body.lora_name}' has already been loaded. "
@@ -72,14 +73,14 @@ class VllmApi:
             return refusal(404, "NotFoundError", message)
         return await self._loaded(activation)
 
-    async def _load(self, body: LoadBody, tenant: str) -> Activation:
+    async def _load(self, body: LoadBody, caller: Principal) -> Activation:
         """Store the adapter and ask that `live` move to it. Raises AlreadyLoaded, and what a push raises."""
-        if not body.load_inplace and is_loaded(await self._record(body.lora_name)):
+        if not body.load_inplace and is_loaded(await self._record(body.lora_name, caller)):
             raise AlreadyLoaded
         result = await self._registry.push_source(
-            body.lora_name, source_of(body.lora_path), owner=tenant, activate=body.load_inplace
+            body.lora_name, source_of(body.lora_path), owner=caller.tenant, activate=body.load_inplace
         )
-        return result.activation or await self._claim(body.lora_name, result.version.number, tenant)
+        return result.activation or await self._claim(body.lora_name, result.version.number, caller.tenant)
 
     async def _claim(self, name: str, number: int, tenant: str) -> Activation:
         """Move `live` unless another load of the name was faster: the revision decides which one is."""
@@ -109,20 +110,23 @@ class VllmApi:
         if not name:
             message = "'lora_name' needs to be provided to unload a LoRA adapter."
             return refusal(400, "InvalidUserInput", message)
-        record = await self._record(name)
+        record = await self._record(name, caller)
         if record is None or not any(version.state is VersionState.ACTIVE for version in record.versions):
             return refusal(404, "NotFoundError", f"The lora adapter '{name[:200]}' cannot be found.")
+        await own(self._registry, caller, name)
         await self._registry.retire(name, None, actor=caller.tenant)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
-    async def _record(self, name: str) -> AdapterRecord | None:
+    async def _record(self, name: str, caller: Principal) -> AdapterRecord | None:
+        """The adapter, None where there is none that the caller may know of."""
         try:
+            await see(self._registry, caller, name)
             return await self._registry.adapter(name)
         except AdapterNotFound:
             return None
 
     async def _read(self, request: Request) -> bytes:
-        return await read_body(request.scope, request.receive, self._gateway.config.requests.max_body_bytes)
+        return await read_body(request.scope, request.receive, self._gateway.config.requests)
 
 
 def is_loaded(record: AdapterRecord | None) -> bool:

@@ -9,9 +9,11 @@ from typing import Any
 
 import httpx
 
-from cluster.member import Member
+from cluster.member import Member, pulse_of
 from registry.catalog import Catalog
 from registry.config import RegistryConfig
+from registry.pulse import FleetPulse, GatewayPulse, ReplicaPulse
+from registry.pulse_board import PulseBoard
 from registry.service import Registry
 from registry.types import AdapterManifest, BaseSpec, CatalogDelta, ReplicaRecord, ReplicaReport
 from registry.watch import Watch
@@ -31,6 +33,7 @@ class LocalRegistry:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self.watcher = Watch(registry, poll_interval_s=0.1)
+        self.board = PulseBoard()
 
     async def _change(self, method: str, *args: Any, **kwargs: Any) -> Any:
         result = await asyncio.to_thread(getattr(self.registry, method), *args, **kwargs)
@@ -92,6 +95,44 @@ class LocalRegistry:
     async def audit(self, after: int, limit: int) -> Any:
         return await asyncio.to_thread(self.registry.audit, after, limit)
 
+    async def tenants(self) -> Any:
+        return await asyncio.to_thread(self.registry.tenants.every)
+
+    async def tenant(self, name: str) -> Any:
+        return await asyncio.to_thread(self.registry.tenants.one, name)
+
+    async def add_tenant(self, name: str, limits: Any, *, actor: str) -> Any:
+        return await self._change_tenants("add", name, limits, actor=actor)
+
+    async def set_tenant(self, name: str, limits: Any, *, actor: str) -> Any:
+        return await self._change_tenants("set_limits", name, limits, actor=actor)
+
+    async def remove_tenant(self, name: str, *, actor: str) -> None:
+        await self._change_tenants("remove", name, actor=actor)
+
+    async def keys(self, tenant: str | None) -> Any:
+        return await asyncio.to_thread(self.registry.tenants.keys, tenant)
+
+    async def new_key(self, tenant: str, scopes: Any, **details: Any) -> Any:
+        return await self._change_tenants("new_key", tenant, scopes, **details)
+
+    async def rotate_key(self, key_id: str, **details: Any) -> Any:
+        return await self._change_tenants("rotate_key", key_id, **details)
+
+    async def revoke_key(self, key_id: str, *, actor: str) -> Any:
+        return await self._change_tenants("revoke_key", key_id, actor=actor)
+
+    async def access_of(self, name: str) -> Any:
+        return await asyncio.to_thread(self.registry.tenants.access_of, name)
+
+    async def set_callers(self, name: str, callers: Any, *, actor: str) -> Any:
+        return await self._change_tenants("set_callers", name, callers, actor=actor)
+
+    async def _change_tenants(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        result = await asyncio.to_thread(getattr(self.registry.tenants, method), *args, **kwargs)
+        self.watcher.notify()
+        return result
+
     async def activation(self, activation_id: int) -> Any:
         return await asyncio.to_thread(self.registry.activation, activation_id)
 
@@ -134,12 +175,19 @@ class LocalRegistry:
         )
         return record
 
-    async def report_replica(self, report: ReplicaReport) -> bool:
+    async def report_replica(self, report: ReplicaReport, pulse: ReplicaPulse | None = None) -> bool:
+        if pulse is not None:
+            self.board.hear_replica(report.replica_id, pulse)
         fields = report.model_dump(exclude={"replica_id"})
         return await self._change("renew_replica", report.replica_id, **fields) is not None
 
     async def leave_replica(self, replica_id: str) -> None:
         await self._change("leave_replica", replica_id)
+
+    async def pulse_gateway(self, pulse: GatewayPulse) -> FleetPulse:
+        if pulse.gone:
+            await self._change("mark_leaving", pulse.gone)
+        return self.board.exchange(pulse)
 
 
 class LocalReplicas:
@@ -153,6 +201,9 @@ class LocalReplicas:
 
     async def stop_choice(self, replica_id: str, request_id: str, index: int) -> None:
         self._replicas[replica_id].abort(request_id, index)
+
+    async def prefetch(self, replica_id: str, digest: str) -> None:
+        self._replicas[replica_id].warm(digest)
 
     async def metrics(self) -> Mapping[str, bytes]:
         return {replica_id: replica.metrics() for replica_id, replica in self._replicas.items()}
@@ -220,6 +271,7 @@ class JoinedReplicas:
             self._registry,
             watch_timeout_s=1.0,
             node_store_bytes=adapters.node_store_bytes,
+            pulse=lambda: pulse_of(replica.status()),
         )
         self._tasks.append(asyncio.create_task(member.run()))
         return replica
@@ -276,7 +328,7 @@ async def local_fleet(
 
 async def follow(gateway: Gateway, registry: LocalRegistry) -> None:
     while True:
-        delta = await registry.watch(gateway.catalog.revision, 1.0)
+        delta = await registry.watcher.wait(gateway.catalog.revision, 1.0, with_access=True)
         await asyncio.to_thread(registry.registry.renew_gateway, "gateway", gateway.catalog.revision)
         if delta is not None:
             await gateway.apply(delta)

@@ -174,7 +174,8 @@ POSTGRES_VARIABLE = "TEST_POSTGRES_URL"
 
 
 def open_registry(folder: Path, clock: Callable[[], float] | None = None, **settings: Any) -> Registry:
-    """A registry in `folder`; opened twice, two registries over the same rows and blobs."""
+    """A registry in `folder`; opened twice, two registries over the same rows and blobs. Anybody may call adapters."""
+    settings = {"new_adapters": "public", **settings}
     server = os.environ.get(POSTGRES_VARIABLE)
     if server is not None:
         settings = {"database_url": postgres_schema(server, folder), **settings}

@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from registry.errors import AdapterNotFound, RegistryUnavailable, SourceNotFound
+from registry.errors import AdapterNotFound, KeyNotFound, RegistryUnavailable, SourceNotFound, TenantNotFound
 from registry.types import (
     Activation,
     ActivationState,
+    AdapterAccess,
     AdapterManifest,
     AdapterRecord,
     AdapterSource,
@@ -16,9 +17,14 @@ from registry.types import (
     CollectReport,
     Event,
     FleetTemplate,
+    KeyRecord,
+    NewKey,
     PushResult,
     ReplicaRecord,
+    Scope,
     TemplateRules,
+    TenantLimits,
+    TenantRecord,
     VersionRecord,
     VersionState,
     VersionStates,
@@ -40,6 +46,7 @@ class FakeFleet:
         self.requests: list[tuple[str, GenerateRequest]] = []
         self.stopped: list[tuple[str, str, int]] = []
         self.closed: list[str] = []
+        self.prefetched: list[tuple[str, str]] = []
         self.hang = False
         self.num_open = 0
         self.texts: dict[str, bytes] = {}
@@ -71,6 +78,9 @@ class FakeFleet:
     async def metrics(self) -> Mapping[str, bytes]:
         return self.texts
 
+    async def prefetch(self, replica_id: str, digest: str) -> None:
+        self.prefetched.append((replica_id, digest))
+
 
 class FakeRegistry:
     """`router.gateway.RegistryClient` in memory: versions by name; an activation ends when it is waited for."""
@@ -82,6 +92,8 @@ class FakeRegistry:
         self.activations: list[Activation] = []
         self.calls: list[tuple[Any, ...]] = []
         self.pushed: list[dict[str, bytes]] = []
+        self.known_tenants: dict[str, TenantRecord] = {}
+        self.known_keys: dict[str, KeyRecord] = {}
         self.push_error: Exception | None = None
         self.sources: dict[str, Mapping[str, Path]] = {}
         self.reported: Sequence[ReplicaRecord] | None = None
@@ -134,7 +146,7 @@ class FakeRegistry:
 
     async def adapter(self, name: str) -> AdapterRecord:
         if name not in self.records:
-            raise AdapterNotFound(f"no adapter {name!r}")
+            raise AdapterNotFound(f"there is no adapter {name!r}")
         return self.records[name]
 
     async def replicas(self) -> Sequence[ReplicaRecord]:
@@ -228,6 +240,61 @@ class FakeRegistry:
         )
         self.activations[activation_id - 1] = ended
         return ended
+
+    async def access_of(self, name: str) -> AdapterAccess | None:
+        record = self.records.get(name)
+        return None if record is None else AdapterAccess(owner=record.owner, callers=record.callers)
+
+    async def set_callers(self, name: str, callers: Sequence[str], *, actor: str) -> AdapterAccess:
+        self.calls.append(("set_callers", name, tuple(callers), actor))
+        self.records[name] = (await self.adapter(name)).model_copy(update={"callers": tuple(callers)})
+        return AdapterAccess(owner=self.records[name].owner, callers=tuple(callers))
+
+    async def tenants(self) -> Sequence[TenantRecord]:
+        return tuple(self.known_tenants.values())
+
+    async def tenant(self, name: str) -> TenantRecord:
+        if name not in self.known_tenants:
+            raise TenantNotFound(f"there is no tenant {name!r}")
+        return self.known_tenants[name]
+
+    async def add_tenant(self, name: str, limits: TenantLimits, *, actor: str) -> TenantRecord:
+        self.calls.append(("add_tenant", name, limits, actor))
+        self.known_tenants[name] = TenantRecord(name=name, created_at_s=1.0, limits=limits, effective=limits)
+        return self.known_tenants[name]
+
+    async def set_tenant(self, name: str, limits: TenantLimits, *, actor: str) -> TenantRecord:
+        await self.tenant(name)
+        return await self.add_tenant(name, limits, actor=actor)
+
+    async def remove_tenant(self, name: str, *, actor: str) -> None:
+        await self.tenant(name)
+        del self.known_tenants[name]
+
+    async def keys(self, tenant: str | None) -> Sequence[KeyRecord]:
+        return tuple(key for key in self.known_keys.values() if tenant in (None, key.tenant))
+
+    async def new_key(
+        self, tenant: str, scopes: Sequence[Scope], *, expires_at_s: float | None, note: str, actor: str
+    ) -> NewKey:
+        await self.tenant(tenant)
+        key_id = f"{len(self.known_keys):012x}"
+        self.known_keys[key_id] = KeyRecord(
+            key_id=key_id, tenant=tenant, scopes=tuple(scopes), created_at_s=1.0, expires_at_s=expires_at_s, note=note
+        )
+        return NewKey(key=self.known_keys[key_id], secret=f"lf_{key_id}_secret")
+
+    async def rotate_key(self, key_id: str, *, overlap_s: float, expires_at_s: float | None, actor: str) -> NewKey:
+        if key_id not in self.known_keys:
+            raise KeyNotFound(f"there is no key {key_id!r}")
+        old = self.known_keys[key_id]
+        return await self.new_key(old.tenant, old.scopes, expires_at_s=expires_at_s, note=old.note, actor=actor)
+
+    async def revoke_key(self, key_id: str, *, actor: str) -> KeyRecord:
+        if key_id not in self.known_keys:
+            raise KeyNotFound(f"there is no key {key_id!r}")
+        self.known_keys[key_id] = self.known_keys[key_id].model_copy(update={"revoked_at_s": 2.0})
+        return self.known_keys[key_id]
 
     async def events(self, after: int, limit: int, wait_s: float = 0.0) -> Sequence[Event]:
         every = [Event(revision=i + 1, at_s=float(i), kind="push", actor="default") for i in range(10)]

@@ -16,9 +16,9 @@ from registry.errors import (
     RegistryUnavailable,
     StagingFailed,
 )
-from registry.types import ActivationState, Fault
+from registry.types import ActivationState, Fault, Scope
 from router.app import create_app, endpoints
-from router.auth import Principal, Scope
+from router.auth import Principal
 from router.config import RouterConfig, UploadLimits
 from router.errors import AuthenticationFailed
 from tests.router.support import BASE_NAME, Stack, error_of, replica_record, running
@@ -382,7 +382,17 @@ ROUTES = {
     ("POST", "/v1/gc", Scope.ADMIN),
     ("GET", "/health", None),
     ("GET", "/ready", None),
-    ("GET", "/metrics", None),
+    ("GET", "/metrics", Scope.METRICS),
+    ("PUT", "/v1/adapters/{name:path}/callers", Scope.UPLOAD),
+    ("GET", "/v1/tenants", Scope.ADMIN),
+    ("POST", "/v1/tenants", Scope.ADMIN),
+    ("GET", "/v1/tenants/{tenant}", Scope.ADMIN),
+    ("PATCH", "/v1/tenants/{tenant}", Scope.ADMIN),
+    ("DELETE", "/v1/tenants/{tenant}", Scope.ADMIN),
+    ("POST", "/v1/tenants/{tenant}/keys", Scope.ADMIN),
+    ("GET", "/v1/keys", Scope.ADMIN),
+    ("POST", "/v1/keys/{key_id}/rotate", Scope.ADMIN),
+    ("DELETE", "/v1/keys/{key_id}", Scope.ADMIN),
 }
 
 
@@ -409,7 +419,9 @@ async def test_every_route_that_is_not_public_checks_the_key_first() -> None:
     stack.gateway.authenticator = Keys()
     http = httpx.AsyncClient(transport=httpx.ASGITransport(app=create_app(stack.gateway)), base_url="http://g")
     for method, path, scope in sorted(ROUTES, key=str):
-        filled = path.replace(":path", "").format(name="x", model="x", number="1", alias="live", activation_id="1")
+        filled = path.replace(":path", "").format(
+            name="x", model="x", number="1", alias="live", activation_id="1", tenant="t", key_id="0" * 12
+        )
         for key, refusal in (("Bearer wrong", 401), ("Bearer none", 403)):
             response = await http.request(method, filled, headers={"authorization": key})
             if scope is None:
@@ -417,7 +429,7 @@ async def test_every_route_that_is_not_public_checks_the_key_first() -> None:
             else:
                 assert response.status_code == refusal, (method, path, key)
         allowed = await http.request(method, filled, headers={"authorization": "Bearer infer"})
-        assert (allowed.status_code == 403) == (scope in (Scope.UPLOAD, Scope.ADMIN)), (method, path)
+        assert (allowed.status_code == 403) == (scope not in (Scope.INFER, None)), (method, path)
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/openapi.json", "/redoc", "//v1/models", "/v1/models/../adapters/"])
