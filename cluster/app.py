@@ -1,13 +1,15 @@
 """Builders of the two Serve applications: `serve run` calls them with the YAML's `args`."""
 
+from dataclasses import asdict
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from cluster.affinity_router import AffinityRouter
-from cluster.config import ActorOptions, FleetConfig, load_fleet, load_registry
+from cluster.autoscaling import SwapAwarePolicy, Targets
+from cluster.config import ActorOptions, FleetConfig, ScalingConfig, load_fleet, load_registry
 from cluster.gateway_deployment import GatewayDeployment
 from cluster.registry_actor import RegistryActor
 from cluster.replica_deployment import ReplicaDeployment, ReplicaFactory, torch_replica
@@ -50,7 +52,7 @@ def fleet(config: FleetConfig, replica_factory: ReplicaFactory = torch_replica) 
         request_router_config=RequestRouterConfig(request_router_class=AffinityRouter),
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
-        **options(config, config.replicas),
+        **scaled(options(config, config.replicas), config.scaling),
     )(ReplicaDeployment)
     gateways = serve.deployment(
         name="Gateway",
@@ -69,3 +71,30 @@ def options(config: FleetConfig, actors: ActorOptions) -> dict[str, Any]:
         "graceful_shutdown_timeout_s": config.drain_timeout_s,
         "ray_actor_options": {"num_cpus": actors.num_cpus, "num_gpus": actors.num_gpus},
     }
+
+
+def scaled(options: dict[str, Any], scaling: ScalingConfig) -> dict[str, Any]:
+    """The options with Serve's autoscaling in place of the fixed number, where `max_replicas` asks for it."""
+    if scaling.max_replicas is None:
+        return options
+    count = min(max(options.pop("num_replicas"), scaling.min_replicas), scaling.max_replicas)
+    return {**options, "autoscaling_config": autoscaling(scaling, scaling.max_replicas, count)}
+
+
+def autoscaling(scaling: ScalingConfig, max_replicas: int, initial_replicas: int) -> AutoscalingConfig:
+    """Serve's bounds and delays around the fleet's own decision."""
+    targets = Targets(
+        requests=scaling.target_requests,
+        swaps_per_s=scaling.target_swaps_per_s,
+        settle_s=scaling.settle_s,
+        remember_s=scaling.remember_s,
+    )
+    return AutoscalingConfig(
+        min_replicas=scaling.min_replicas,
+        max_replicas=max_replicas,
+        initial_replicas=initial_replicas,
+        look_back_period_s=scaling.look_back_s,
+        upscale_delay_s=scaling.upscale_delay_s,
+        downscale_delay_s=scaling.downscale_delay_s,
+        policy=AutoscalingPolicy(policy_function=SwapAwarePolicy, policy_kwargs=asdict(targets)),
+    )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from registry.config import RegistryConfig
 from replica.config import ReplicaConfig
@@ -37,6 +37,31 @@ class ActorOptions(BaseModel):
     num_gpus: float = Field(default=0.0, ge=0)
 
 
+class ScalingConfig(BaseModel):
+    """When the number of replicas follows the load, and how; see `cluster.autoscaling`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_replicas: int | None = Field(default=None, ge=1)
+    """None: `replicas.count` replicas, whatever the load."""
+    min_replicas: int = Field(default=1, ge=1)
+    target_requests: float = Field(default=32.0, gt=0)
+    """Requests that one replica should have running and waiting."""
+    target_swaps_per_s: float = Field(default=1.0, gt=0)
+    """Adapters a second that one replica may evict before the fleet counts as too small for its working set."""
+    settle_s: float = Field(default=60.0, ge=0)
+    remember_s: float = Field(default=1800.0, ge=0)
+    look_back_s: float = Field(default=30.0, gt=10)
+    upscale_delay_s: float = Field(default=10.0, ge=0)
+    downscale_delay_s: float = Field(default=600.0, ge=0)
+
+    @model_validator(mode="after")
+    def _check_range(self) -> "ScalingConfig":
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
+            raise ValueError(f"min_replicas is {self.min_replicas}, above max_replicas, {self.max_replicas}")
+        return self
+
+
 class FleetConfig(BaseModel):
     """Everything the replicas and gateways of a fleet need."""
 
@@ -46,6 +71,7 @@ class FleetConfig(BaseModel):
     router: RouterConfig = Field(default_factory=RouterConfig)
     replicas: ActorOptions = ActorOptions(count=2)
     gateways: ActorOptions = ActorOptions(count=1)
+    scaling: ScalingConfig = ScalingConfig()
     registry_app: str = "registry"
     """Name of the Serve application that runs the registry actor."""
     max_ongoing_requests: int = Field(default=4096, ge=1)

@@ -14,6 +14,7 @@ from ray import serve
 
 from cluster.channel import Batch, Outbox
 from cluster.config import FleetConfig
+from cluster.load_report import LoadReport
 from cluster.member import Member
 from cluster.registry_client import ServeRegistry
 from cluster.serve_calls import MemberLost
@@ -73,6 +74,7 @@ class ReplicaDeployment:
             config.watch_timeout_s,
             config.replica.adapters.node_store_bytes,
         )
+        self._load_report = LoadReport()
         self._following = self._loop.create_task(self._member.run())
 
     def check_health(self) -> None:
@@ -112,6 +114,10 @@ class ReplicaDeployment:
     async def status(self, replica_id: str) -> ReplicaStatus:
         self._check_target(replica_id)
         return self._replica.status()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What `cluster.autoscaling` decides by; Serve asks from time to time when the fleet scales by itself."""
+        return self._load_report.figures(self._replica.status())
 
     async def check_integrity(self, replica_id: str) -> None:
         self._check_target(replica_id)

@@ -1,1 +1,1 @@
-"""How a fleet would behave: workloads, routing policies and a discrete-event simulation of replicas. No Ray, no torch."""
+"""How a fleet would behave: workloads, routing policies and a discrete-event simulation. No Ray, no torch."""

@@ -12,28 +12,61 @@ from collections.abc import Callable, Sequence
 from cluster.planning.machine import Machine
 from cluster.planning.simulator import Fleet, Policy
 from cluster.planning.workloads import adapter_name
-from router.affinity import AffinityPolicy, Member, hash64
+from registry.demand import DemandConfig, DemandPlanner
+from router.affinity import COLD, IN_SLOT, AffinityPolicy
 from router.config import PlacementConfig
+from router.homes import Demand
+from router.preferences import Member, hash64
 
 
 class Affinity:
-    """The fleet's own: `router.affinity.AffinityPolicy` as a gateway uses it."""
+    """The fleet's own: `router.affinity.AffinityPolicy` as a gateway uses it, with news as old as the simulation's.
 
-    def __init__(self, num_replicas: int, names: Sequence[str], config: PlacementConfig) -> None:
+    Demand is planned by `registry.demand.DemandPlanner`, as the registry does, from a report a second.
+    """
+
+    REPORT_S = 1.0
+
+    def __init__(
+        self, num_replicas: int, names: Sequence[str], config: PlacementConfig, demand: DemandConfig | None = None
+    ) -> None:
         self._policy = AffinityPolicy(config.load_factor, config.min_load_bound, config.home_factor)
         self._ids = [f"r{index}" for index in range(num_replicas)]
         self._index = {replica_id: index for index, replica_id in enumerate(self._ids)}
-        self._policy.update(names, [Member(index, replica_id) for index, replica_id in enumerate(self._ids)])
+        self._members = [Member(index, replica_id) for index, replica_id in enumerate(self._ids)]
         self._names = names
+        self._planner = DemandPlanner(demand or DemandConfig(), 0.0)
+        self._epoch = self._planner.plan.epoch
+        self._reported_s = 0.0
+        self._policy.update(names, self._members)
         self.worst_over_bound = -(10**9)
         """The largest load at a choice, the new request included, less the bound then."""
 
     def choose(self, adapter: int, fleet: Fleet, now_s: float) -> int:
+        if now_s - self._reported_s >= self.REPORT_S:
+            self._report(fleet, now_s)
         loads = dict(zip(self._ids, fleet.loads, strict=True))
-        chosen = self._policy.rank(self._names[adapter], loads)[0]
+        chosen = self._policy.choose(
+            self._names[adapter], loads, standing=lambda each: self._stands(adapter, each, fleet)
+        )
+        assert chosen is not None, "there are replicas"
         bound = self._policy.bound(loads, self._ids)
         self.worst_over_bound = max(self.worst_over_bound, loads[chosen] + 1 - bound)
         return self._index[chosen]
+
+    def _stands(self, adapter: int, replica_id: str, fleet: Fleet) -> int:
+        return IN_SLOT if adapter in fleet.resident[self._index[replica_id]] else COLD
+
+    def _report(self, fleet: Fleet, now_s: float) -> None:
+        """What a gateway tells the registry, and the plan that comes back."""
+        elapsed_s, self._reported_s = now_s - self._reported_s, now_s
+        busy_s = {self._names[adapter]: elapsed_s * count for adapter, count in fleet.in_flight.items() if count}
+        self._planner.observe(busy_s, 0.0, now_s)
+        plan = self._planner.advance(len(self._ids), now_s)
+        if plan.epoch != self._epoch:
+            self._epoch = plan.epoch
+            demand = Demand(frozenset(plan.active), plan.num_homes)
+            self._policy.update(self._names, self._members, demand)
 
 
 class RandomChoice:
@@ -116,7 +149,8 @@ class RendezvousSlots:
     """Dynamo's adapter allocation: rendezvous hashing that skips replicas whose slots are all given away.
 
     Every `PERIOD_S` each adapter seen lately, the busiest first, gets a set of replicas: as many as its share of the
-    load asks for, by descending hash, passing over full ones. Within its set the least loaded takes the request.
+    load asks for, by descending hash, passing over full ones. Within its set the least loaded takes the request, or
+    of all replicas when it has none.
     https://docs.rs/crate/dynamo-llm/1.5.1/source/src/lora/routing/hrw.rs
     """
 
@@ -137,7 +171,7 @@ class RendezvousSlots:
             self._allocate()
             self._next_s = now_s + self.PERIOD_S
         self._seen[adapter] += 1
-        candidates = self._sets.get(adapter) or self._order(adapter)[:1]
+        candidates = self._sets.get(adapter) or range(self._num_replicas)
         return min(candidates, key=lambda index: fleet.loads[index])
 
     def _allocate(self) -> None:

@@ -88,6 +88,7 @@ class SimReplica:
         self._counted_s = 0.0
         self._num_started = 0
         self._version = 0
+        self._expected_s = -1.0
 
     def __repr__(self) -> str:
         return f"SimReplica({len(self._rows)} running, {len(self._ready) + len(self._blocked)} waiting)"
@@ -154,7 +155,7 @@ class SimReplica:
         heapq.heappush(self._rows, (ends_at, self._num_started, request))
 
     def _advance(self, now_s: float) -> None:
-        """Count the steps since the last change. While prompts are computed (`_counted_s` ahead) nobody gains tokens."""
+        """Count the steps since the last change; none while prompts are computed (`_counted_s` is ahead)."""
         if now_s > self._counted_s:
             if self._rows:
                 self._num_steps += (now_s - self._counted_s) / self._step_s
@@ -165,17 +166,21 @@ class SimReplica:
         return self._machine.step_time_s(len(self._in_batch))
 
     def _expect_end(self, now_s: float) -> None:
-        self._version += 1
         if not self._rows:
             return
-        version = self._version
         at_s = max(now_s, self._counted_s + (self._rows[0][0] - self._num_steps) * self._step_s)
+        if at_s == self._expected_s:
+            return
+        self._expected_s = at_s
+        self._version += 1
+        version = self._version
         self._schedule(at_s, lambda then_s: self._end(version, then_s))
 
     def _end(self, version: int, now_s: float) -> None:
         """End the request whose tokens are all there, unless the batch changed since this was foreseen."""
         if version != self._version:
             return
+        self._expected_s = -1.0
         self._advance(now_s)
         ends_at, _, request = heapq.heappop(self._rows)
         self._num_steps = max(self._num_steps, ends_at)

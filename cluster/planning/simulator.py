@@ -1,6 +1,7 @@
 """The simulation: requests arrive, a policy places each, replicas serve them, and figures come out."""
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,6 +23,8 @@ class Fleet:
     loads: list[int]
     resident: list[set[int]]
     """Adapters in slots, by replica, as old as the simulation's `news_delay_s`."""
+    in_flight: Counter[int]
+    """Requests in flight by adapter."""
 
 
 class Policy(Protocol):
@@ -55,7 +58,7 @@ class Simulation:
         self._policy = policy
         self._workload = workload
         self._news_delay_s = news_delay_s
-        self._fleet = Fleet([0] * num_replicas, [set() for _ in range(num_replicas)])
+        self._fleet = Fleet([0] * num_replicas, [set() for _ in range(num_replicas)], Counter())
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._num_events = 0
         self._warm_loads = 0
@@ -117,11 +120,13 @@ class Simulation:
     def _arrive(self, request: Request) -> None:
         request.replica = self._policy.choose(request.adapter, self._fleet, request.at_s)
         self._fleet.loads[request.replica] += 1
+        self._fleet.in_flight[request.adapter] += 1
         self.requests.append(request)
         self.replicas[request.replica].submit(request, request.at_s)
 
     def _ended(self, request: Request) -> None:
         self._fleet.loads[request.replica] -= 1
+        self._fleet.in_flight[request.adapter] -= 1
 
     def _publisher(self, index: int) -> Callable[[int, bool], None]:
         """Tells the policies of a change in a replica's slots, `news_delay_s` late."""

@@ -89,7 +89,9 @@ def churn(num_requests: int, rate: float, num_adapters: int, seed: int) -> Workl
     return _with_lengths("appear and fade", num_adapters, at_s, first + scattered, random)
 
 
-def _modulated(num_requests: int, peak_rate: float, shape: Floats, random: np.random.Generator) -> tuple[Floats, Floats]:
+def _modulated(
+    num_requests: int, peak_rate: float, shape: Floats, random: np.random.Generator
+) -> tuple[Floats, Floats]:
     """Arrivals of a Poisson process whose rate is `peak_rate` x `shape` over the run, and their phase in it (0 to 1).
 
     By inversion of the cumulated rate (Cinlar, 1975).
@@ -101,8 +103,6 @@ def _modulated(num_requests: int, peak_rate: float, shape: Floats, random: np.ra
     return phase * duration_s, phase
 
 
-def _with_lengths(
-    name: str, num_adapters: int, at_s: Floats, adapters: Ints, random: np.random.Generator
-) -> Workload:
+def _with_lengths(name: str, num_adapters: int, at_s: Floats, adapters: Ints, random: np.random.Generator) -> Workload:
     lengths = random.integers(SHORTEST_TOKENS, LONGEST_TOKENS, (2, len(at_s)))
     return Workload(name, num_adapters, at_s, adapters, lengths[0], lengths[1])
