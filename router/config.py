@@ -19,7 +19,7 @@ class PlacementConfig(Settings):
     at most ceil(home_factor * adapters / replicas) adapters share a home.
     """
 
-    load_factor: float = Field(default=1.5, ge=1)
+    load_factor: float = Field(default=1.25, ge=1)
     min_load_bound: int = Field(default=10, ge=1)
     home_factor: float = Field(default=1.1, ge=1)
     suspect_s: float = Field(default=2.0, ge=0)
