@@ -18,9 +18,12 @@ import httpx
 import torch
 from transformers import AutoTokenizer
 
+from replica.config import AdapterCacheConfig, ModelConfig, ReplicaConfig, SchedulerConfig
+from tests.local_fleet import local_fleet
 from tests.tiny_models import load_peft, make_adapter
 
 NAME, PROMPT, NUM_TOKENS = "race", "Hello", 4
+NUM_CONTENTS, NUM_SLOTS, NUM_CLIENTS = 6, 2, 8
 TARGETS = (("q_proj", "v_proj"), ("k_proj", "o_proj", "up_proj"), ("gate_proj", "down_proj"))
 
 
@@ -145,3 +148,31 @@ class Race:
             "text_of_another_version_than_claimed": counts["another_text"],
             "version_that_the_alias_did_not_stand_for": counts["another_version"],
         }
+
+
+async def in_one_process(base: Path, folder: Path, num_requests: int) -> dict[str, Any]:
+    """A race on two replicas whose slots are fewer than the versions."""
+    config = ReplicaConfig(
+        model=ModelConfig(base=str(base), device="cpu", num_threads=1),
+        adapters=AdapterCacheConfig(node_store=folder / "node", max_slots=NUM_SLOTS),
+        scheduler=SchedulerConfig(num_kv_blocks=512),
+    )
+    contents = make_contents(base, folder, NUM_CONTENTS)
+    async with local_fleet(folder, config, num_replicas=2) as fleet, fleet.client() as client:
+        figures = await Race(client, contents).run(num_requests, NUM_CLIENTS)
+        fleet.check_integrity()
+    return figures
+
+
+async def over_http(url: str, base: Path, folder: Path, num_requests: int) -> dict[str, Any]:
+    """A race on a fleet that runs."""
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        return await Race(client, make_contents(base, folder, NUM_CONTENTS)).run(num_requests, NUM_CLIENTS)
+
+
+def check(figures: dict[str, Any]) -> None:
+    """The alias did move under the requests, and nothing was wrong."""
+    assert figures["versions_seen"] >= 3
+    assert figures["while_the_alias_moved"] > 0
+    assert figures["text_of_another_version_than_claimed"] == 0
+    assert figures["version_that_the_alias_did_not_stand_for"] == 0

@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import httpx
@@ -30,16 +30,17 @@ def make_contents(base: Path, folder: Path) -> list[Path]:
     ]
 
 
-def kill_one(fleet: FleetProcess, kind: str, source: random.Random) -> float:
-    """Kill a process of that kind and wait until another does its work; seconds that took."""
+def kill_one(fleet: FleetProcess, kind: str, source: random.Random) -> None:
+    """Kill a process of that kind and wait until another does its work."""
     before = fleet.pids(kind)
     old = {replica["replica_id"] for replica in fleet.replicas()}
     fleet.kill(source.choice(before))
     if kind == REGISTRY:
         fleet.wait_until(lambda: bool(set(fleet.pids(kind)) - set(before)), "another registry actor")
         listing = f"{fleet.url}/v1/adapters"
-        return fleet.wait_until(lambda: httpx.get(listing, timeout=60).status_code == 200, "an answer of the registry")
-    return fleet.wait_until(
+        fleet.wait_until(lambda: httpx.get(listing, timeout=60).status_code == 200, "an answer of the registry")
+        return
+    fleet.wait_until(
         lambda: len(now := {each["replica_id"] for each in fleet.replicas()}) == 2 and bool(now - old),
         "the replacement",
         120.0,
@@ -54,7 +55,9 @@ def kill_often(
     for kind in source.sample(kinds, len(kinds)):
         sleep(source.uniform(0.3, 2.0))
         amid.update(writer.doing for writer in writers)
-        healed_s.append(kill_one(fleet, kind, source))
+        killed_s = monotonic()
+        kill_one(fleet, kind, source)
+        healed_s.append(monotonic() - killed_s)
         raise_faults(workers)
     return amid, healed_s
 
