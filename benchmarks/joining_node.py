@@ -1,15 +1,22 @@
 """How long a replica needs to join a registry that has thousands of versions: everything but its engine.
 
 The member and the node store are real, the registry is in this process; nothing computes.
+
+Run: python -m benchmarks.joining_node [--adapters 1000] [--versions 5]
 """
 
+import argparse
 import asyncio
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.provenance import save
+from benchmarks.registry_scale import BASE, fill
 from cluster.member import Member
+from registry.config import RegistryConfig
 from registry.service import Registry
 from registry.types import AdapterManifest, BaseSpec
 from replica.adapters.node_store import NodeStore
@@ -79,3 +86,26 @@ async def measure(registry: Registry, base: BaseSpec, folder: Path, blob_bytes: 
         "node_that_has_them": await join(registry, base, folder / "all", "joiner-2", GIB),
         "empty_node_with_room_for_a_tenth": await join(registry, base, folder / "tenth", "joiner-3", tenth),
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--adapters", type=int, default=1000)
+    parser.add_argument("--versions", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        registry = Registry.open(RegistryConfig(data_dir=folder / "data"))
+        fill(registry, folder, options.adapters, options.versions)
+        manifest = registry.manifest(registry.adapter("a0000").versions[0].digest)
+        results = asyncio.run(measure(registry, BASE, folder, manifest.blob_bytes))
+        registry.close()
+    for kind, figures in results.items():
+        print(f"{kind:35} {figures}")
+    conditions = {"adapters": options.adapters, "versions": options.adapters * options.versions, "database": "SQLite"}
+    conditions["blob_bytes"] = manifest.blob_bytes
+    print(save("joining_node", "How long does a replica take to join 5,000 versions?", conditions, results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,9 @@
-"""What a registry of 1,000 adapters and 5,000 versions costs: to list, to resolve, to join, to start from, in memory.
+"""What a registry of 1,000 adapters and 5,000 versions costs: to list, to resolve, to start from, and in memory.
 
 Run: python -m benchmarks.registry_scale [--adapters 1000] [--versions 5]
 """
 
 import argparse
-import asyncio
 import statistics
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import joining_node
 from benchmarks.provenance import ROOT, save
 from registry.catalog import Catalog
 from registry.config import RegistryConfig
@@ -115,12 +113,9 @@ def measure(folder: Path, adapters: int, versions: int) -> dict[str, object]:
         "collect_dry_run_ms": percentiles(timed(lambda _: registry.collect(actor="b", dry_run=True), 3), 1e3),
         "verify_audit_ms": percentiles(timed(lambda _: registry.check_integrity(), 3), 1e3),
     }
-    manifest = registry.manifest(registry.adapter(names[0]).versions[0].digest)
-    joins = asyncio.run(joining_node.measure(registry, BASE, folder, manifest.blob_bytes))
     registry.close()
     opened = timed(lambda _: Registry.open(RegistryConfig(data_dir=folder / "data")).close(), 10)
-    memory = memory_of_a_gateway(folder / "data")
-    return {**results, "open_ms": percentiles(opened, 1e3), "gateway": memory, "replica_joins": joins}
+    return {**results, "open_ms": percentiles(opened, 1e3), "gateway": memory_of_a_gateway(folder / "data")}
 
 
 def main() -> None:
