@@ -13,7 +13,8 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from router.affinity import AffinityPolicy, Member, hash64
+from router.affinity import AffinityPolicy
+from router.preferences import Member, hash64
 
 
 class AffinityRouter(RequestRouter):
@@ -30,11 +31,15 @@ class AffinityRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The named replica first; the others behind it, so that a call for a vanished replica still gets an answer."""
+        """The named replica alone; when it has vanished any other, so that a call for it still gets an answer.
+
+        Without any replica the call waits for one as long as its caller does; ServeFleet sets every call a time.
+        """
+        if pending_request is not None:
+            # Without this Serve retries with no sleep in between when every rank is full, or when there is none.
+            pending_request.routing_context.should_backoff = True
         if pending_request is None or not candidate_replicas:
             return [candidate_replicas] if candidate_replicas else []
-        # Without this Serve retries with no sleep in between when every rank is full.
-        pending_request.routing_context.should_backoff = True
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         target = pending_request.kwargs.get("replica_id")
         if target in by_id:
@@ -43,6 +48,14 @@ class AffinityRouter(RequestRouter):
         if adapter is None:
             return [list(candidate_replicas)]
         return [[by_id[replica_id]] for replica_id in self._rank(adapter, by_id)]
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Serve calls this the moment a replica starts to run or to stop; the gateway reads it from `RUNNING`."""
+        super().update_replicas(replicas)
+        # Imported here: this module's globals are a copy in each class that Serve unpickled.
+        from cluster.running import RUNNING
+
+        RUNNING.tell(self._deployment_id.name, [replica.replica_id.unique_id for replica in replicas])
 
     def _rank(self, adapter: str, by_id: dict[str, RunningReplica]) -> Sequence[str]:
         """The affinity policy over what Serve knows: its own count of calls under way, and no ring ids."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,6 +19,7 @@ from router.gateway import Gateway
 
 logger = logging.getLogger("lorafleet.gateway")
 RETRY_S = 0.5
+WATCH_RUNNING_S = 0.05
 
 
 class GatewayDeployment:
@@ -27,11 +29,16 @@ class GatewayDeployment:
         self._config = config
         self._gateway_id = serve.get_replica_context().replica_id.unique_id
         self._registry = ServeRegistry(serve.get_deployment_handle("RegistryActor", app_name=config.registry_app))
-        self._fleet = ServeFleet(replicas, self._gateway_id)
+        placement = config.router.placement
+        self._fleet = ServeFleet(
+            replicas, self._gateway_id, silence_s=placement.silence_s, probe_timeout_s=placement.probe_timeout_s
+        )
         self._catalog = Catalog(base_names)
         router = config.router.model_copy(update={"instance": f"{config.router.instance}-{self._gateway_id}"})
         self._gateway = Gateway(router, self._catalog, self._fleet, self._registry)
-        self._following = asyncio.get_running_loop().create_task(self._follow())
+        loop = asyncio.get_running_loop()
+        self._following = loop.create_task(self._follow())
+        self._pulsing = loop.create_task(self._pulse())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_app(self._gateway)
@@ -55,16 +62,33 @@ class GatewayDeployment:
                 logger.exception("the gateway could not apply a change; it asks again")
                 await asyncio.sleep(RETRY_S)
 
+    async def _pulse(self) -> None:
+        """Exchange loads and demand with the fleet for ever; take note at once of replicas that Serve stops."""
+        told_s = 0.0
+        while True:
+            await asyncio.sleep(WATCH_RUNNING_S)
+            try:
+                is_news = self._gateway.stopping(self._fleet.gone())
+                now_s = time.monotonic()
+                if is_news or now_s - told_s >= self._config.router.placement.pulse_s:
+                    told_s = now_s
+                    await self._gateway.exchange(self._gateway_id, self._registry)
+            except RegistryError as error:
+                logger.debug("pulse: %s", error.message)
+            except Exception:
+                logger.exception("the gateway's pulse stumbled; it goes on")
+
     async def _apply(self, delta: CatalogDelta) -> None:
         await self._gateway.apply(delta)
         self._fleet.follow(frozenset(replica.replica_id for replica in self._catalog.replicas))
 
     def check_health(self) -> None:
-        if self._following.done():
+        if self._following.done() or self._pulsing.done():
             raise RuntimeError("the gateway no longer follows the catalog")
 
     async def __del__(self) -> None:
         self._following.cancel()
+        self._pulsing.cancel()
         try:
             await self._registry.leave_gateway(self._gateway_id)
         except RegistryError as error:

@@ -5,13 +5,16 @@ It pulls, so a late joiner, a restarted replica and a restarted registry all hea
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
 from cluster.staging import Stager, Staging
 from registry.errors import Conflict, JoinRefused, RegistryError, RegistryUnavailable
+from registry.pulse import ReplicaLoad, ReplicaPulse, Residency
 from registry.types import AdapterManifest, BaseSpec, CatalogDelta, ReplicaRecord, ReplicaReport
 from replica.errors import EngineDead
+from replica.messages import ReplicaStatus
 
 logger = logging.getLogger("lorafleet.member")
 RETRY_S = 0.5
@@ -36,7 +39,7 @@ class MemberRegistry(Protocol):
         self, replica_id: str, node_id: str, num_slots: int, base_digest: str, staged: tuple[str, ...]
     ) -> ReplicaRecord: ...
 
-    async def report_replica(self, report: ReplicaReport) -> bool: ...
+    async def report_replica(self, report: ReplicaReport, pulse: ReplicaPulse | None = None) -> bool: ...
 
     async def leave_replica(self, replica_id: str) -> None: ...
 
@@ -58,6 +61,7 @@ class Member:
         registry: MemberRegistry,
         watch_timeout_s: float,
         node_store_bytes: int,
+        pulse: Callable[[], ReplicaPulse] | None = None,
     ) -> None:
         self._replica_id = replica_id
         self._node_id = node_id
@@ -67,6 +71,7 @@ class Member:
         self._stager = stager
         self._registry = registry
         self._watch_timeout_s = watch_timeout_s
+        self._pulse = pulse
         self._revision = 0
         self._told: str | None = None
         self._news = asyncio.Event()
@@ -168,7 +173,7 @@ class Member:
             running=tuple(self._stager.running()),
         )
         try:
-            return await self._registry.report_replica(report)
+            return await self._registry.report_replica(report, None if self._pulse is None else self._pulse())
         except RegistryUnavailable as error:
             logger.warning("%s; serving on from what is staged", error.message)
             return True
@@ -184,6 +189,19 @@ class Member:
             self._revision = delta.revision
             self._staging.apply(delta)
             self._news.set()
+
+
+def pulse_of(status: ReplicaStatus) -> ReplicaPulse:
+    """What gateways want to know of a replica's state."""
+    load = ReplicaLoad(
+        num_waiting=status.num_waiting,
+        num_running=status.num_running,
+        num_loading=status.num_loading,
+        num_free_kv_blocks=status.num_free_kv_blocks,
+        num_kv_blocks=status.num_kv_blocks,
+    )
+    residency = Residency(resident=tuple(sorted(status.resident)), host_cached=tuple(sorted(status.host_cached)))
+    return ReplicaPulse(load=load, residency=residency)
 
 
 def refusal_of(ours: BaseSpec, theirs: BaseSpec | None, reason: str) -> str:

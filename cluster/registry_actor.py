@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 from registry.activations import REGISTRY
 from registry.config import RegistryConfig
 from registry.errors import LimitExceeded, RegistryUnavailable
+from registry.pulse import FleetPulse, GatewayPulse, ReplicaPulse
+from registry.pulse_board import PulseBoard
 from registry.service import Registry
 from registry.types import (
     Activation,
@@ -48,6 +50,7 @@ class RegistryActor:
         self._config = config
         self._registry = Registry.open(config)
         self._watch = Watch(self._registry)
+        self._board = PulseBoard()
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="registry")
         self._spool = config.data_dir.expanduser() / "uploads"
         self._spool.mkdir(parents=True, exist_ok=True)
@@ -115,8 +118,10 @@ class RegistryActor:
             staged=staged,
         )
 
-    async def report_replica(self, report: ReplicaReport) -> bool:
+    async def report_replica(self, report: ReplicaReport, pulse: ReplicaPulse | None = None) -> bool:
         """Renew a replica's lease and take its acknowledgements. False: the lease is gone, join again."""
+        if pulse is not None:
+            self._board.hear_replica(report.replica_id, pulse)
         record = await self._change(
             self._registry.renew_replica,
             report.replica_id,
@@ -129,10 +134,18 @@ class RegistryActor:
         )
         return record is not None
 
+    async def pulse_gateway(self, pulse: GatewayPulse) -> FleetPulse:
+        """Take a gateway's loads and demand, and answer with the fleet's; take stopping replicas out of the catalog."""
+        if pulse.gone:
+            await self._change(self._registry.mark_leaving, pulse.gone)
+        return self._board.exchange(pulse)
+
     async def leave_replica(self, replica_id: str) -> None:
+        self._board.forget_replica(replica_id)
         await self._change(self._registry.leave_replica, replica_id)
 
     async def leave_gateway(self, gateway_id: str) -> None:
+        self._board.forget_gateway(gateway_id)
         await self._change(self._registry.leave_gateway, gateway_id)
 
     async def watch(self, after_revision: int, timeout_s: float) -> CatalogDelta | None:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from cluster.serve_calls import MemberLost, call
 from registry.errors import RegistryUnavailable
+from registry.pulse import FleetPulse, GatewayPulse, ReplicaPulse
 from registry.types import (
     Activation,
     AdapterManifest,
@@ -79,8 +80,11 @@ class ServeRegistry:
         record = await self._call("join_replica", replica_id, node_id, num_slots, base_digest, staged)
         return cast(ReplicaRecord, record)
 
-    async def report_replica(self, report: ReplicaReport) -> bool:
-        return cast(bool, await self._call("report_replica", report))
+    async def report_replica(self, report: ReplicaReport, pulse: ReplicaPulse | None = None) -> bool:
+        return cast(bool, await self._call("report_replica", report, pulse))
+
+    async def pulse_gateway(self, pulse: GatewayPulse) -> FleetPulse:
+        return cast(FleetPulse, await self._call("pulse_gateway", pulse, repeat=False))
 
     async def leave_replica(self, replica_id: str) -> None:
         await self._call("leave_replica", replica_id)

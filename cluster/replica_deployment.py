@@ -15,7 +15,7 @@ from ray import serve
 from cluster.channel import Batch, Outbox
 from cluster.config import FleetConfig
 from cluster.load_report import LoadReport
-from cluster.member import Member
+from cluster.member import Member, pulse_of
 from cluster.registry_client import ServeRegistry
 from cluster.serve_calls import MemberLost
 from registry.errors import JoinRefused, RegistryError
@@ -73,6 +73,7 @@ class ReplicaDeployment:
             registry,
             config.watch_timeout_s,
             config.replica.adapters.node_store_bytes,
+            lambda: pulse_of(self._replica.status()),
         )
         self._load_report = LoadReport()
         self._following = self._loop.create_task(self._member.run())
@@ -106,6 +107,16 @@ class ReplicaDeployment:
     async def stop_choice(self, request_id: str, index: int, replica_id: str) -> None:
         self._check_target(replica_id)
         self._replica.abort(request_id, index)
+
+    async def makes_progress(self, replica_id: str) -> bool:
+        """Whether the step loop runs; a process that cannot answer says it too."""
+        self._check_target(replica_id)
+        return self._replica.is_alive()
+
+    async def warm(self, digest: str, replica_id: str) -> None:
+        """Bring a version to host memory ahead of its requests, where there is room."""
+        self._check_target(replica_id)
+        self._replica.warm(digest)
 
     async def metrics(self, replica_id: str) -> bytes:
         self._check_target(replica_id)

@@ -3,14 +3,19 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from cluster.channel import Batch, Inbox, split_by_request
+from cluster.running import RUNNING
 from cluster.serve_calls import MemberLost, call, translate
 from replica.messages import GenerateRequest
 from router.errors import ReplicaGone
 
 METRICS_TIMEOUT_S = 2.0
+STOP_TIMEOUT_S = 5.0
+PREFETCH_TIMEOUT_S = 5.0
+DEPLOYMENT = "Replica"
 
 
 class Channel:
@@ -71,9 +76,11 @@ class Channel:
 class ServeFleet:
     """`router.gateway.Fleet` over the replicas' deployment handle."""
 
-    def __init__(self, handle: Any, gateway_id: str) -> None:
+    def __init__(self, handle: Any, gateway_id: str, *, silence_s: float = 5.0, probe_timeout_s: float = 2.0) -> None:
         self._handle = handle
         self._gateway_id = gateway_id
+        self._silence_s = silence_s
+        self._probe_timeout_s = probe_timeout_s
         self._channels: dict[str, Channel] = {}
         self._replica_ids: frozenset[str] = frozenset()
 
@@ -93,7 +100,8 @@ class ServeFleet:
     async def generate(self, replica_id: str, request: GenerateRequest) -> AsyncIterator[Batch]:
         """Chunks of one request. Closing the iterator cancels the call, and the replica aborts the request.
 
-        Raises ReplicaGone when the replica died or left, and ReplicaError subclasses as the replica raised them.
+        Raises ReplicaGone when the replica died, left or makes no progress, and ReplicaError subclasses as the replica
+        raised them.
         """
         channel = self._channel(replica_id)
         outbox_id = channel.outbox_id
@@ -102,12 +110,41 @@ class ServeFleet:
         life = asyncio.get_running_loop().create_task(self._follow(response, replica_id, inbox))
         try:
             while not inbox.is_finished or not inbox.is_empty:
-                yield await inbox.get()
+                yield await self._next(inbox, replica_id)
         finally:
             channel.close(request.request_id)
             if not inbox.is_finished:
                 response.cancel()
             life.cancel()
+
+    async def _next(self, inbox: Inbox, replica_id: str) -> Batch:
+        """The next chunks. A replica that is silent must prove that it makes progress, or ReplicaGone is raised."""
+        while True:
+            try:
+                async with asyncio.timeout(self._silence_s) as silence:
+                    return await inbox.get()
+            except TimeoutError:
+                if not silence.expired():
+                    raise
+            if not await self._makes_progress(replica_id) and inbox.is_empty:
+                raise ReplicaGone(f"replica {replica_id} is silent and does not say that it makes progress")
+
+    async def _makes_progress(self, replica_id: str) -> bool:
+        response = self._handle.makes_progress.remote(replica_id=replica_id)
+        try:
+            return bool(await call(response, self._probe_timeout_s))
+        except (MemberLost, TimeoutError):
+            response.cancel()
+            return False
+
+    def gone(self) -> frozenset[str]:
+        """Replicas of the catalog that Serve has stopped, or is stopping."""
+        return RUNNING.gone(DEPLOYMENT, self._replica_ids)
+
+    async def prefetch(self, replica_id: str, digest: str) -> None:
+        """Bring a version to a replica's host memory; in vain where that is full, or the replica gone."""
+        with suppress(MemberLost, TimeoutError):
+            await call(self._handle.warm.remote(digest=digest, replica_id=replica_id), PREFETCH_TIMEOUT_S)
 
     async def _follow(self, response: Any, replica_id: str, inbox: Inbox) -> None:
         try:
@@ -122,10 +159,9 @@ class ServeFleet:
 
     async def stop_choice(self, replica_id: str, request_id: str, index: int) -> None:
         """End one choice of a request; a replica that is gone has ended it already."""
-        try:
-            await call(self._handle.stop_choice.remote(request_id=request_id, index=index, replica_id=replica_id))
-        except MemberLost:
-            return
+        response = self._handle.stop_choice.remote(request_id=request_id, index=index, replica_id=replica_id)
+        with suppress(MemberLost, TimeoutError):
+            await call(response, STOP_TIMEOUT_S)
 
     async def metrics(self) -> Mapping[str, bytes]:
         """Each replica's Prometheus text by replica id; those that do not answer in time are left out."""

@@ -5,7 +5,7 @@ that its absence allows; so a renewal that comes late, but before that, has lost
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 
 from registry import records, tables
 from registry.database import Transaction
@@ -14,6 +14,7 @@ from registry.types import AdapterRecord, ReplicaRecord, VersionState
 
 r = tables.replicas.c
 g = tables.gateways.c
+LEAVING = "it is shutting down"
 
 
 def join(
@@ -35,7 +36,7 @@ def join(
     known = tx.connection.execute(select(r.ring_id, r.joined_at_s).where(r.replica_id == replica_id)).one_or_none()
     record = ReplicaRecord(
         replica_id=replica_id,
-        ring_id=_lowest_free_ring_id(tx) if known is None else known.ring_id,
+        ring_id=_lowest_free_ring_id(tx) if known is None or known.ring_id < 0 else known.ring_id,
         node_id=node_id,
         num_slots=num_slots,
         revision=0,
@@ -95,9 +96,23 @@ def drain(tx: Transaction, replica: ReplicaRecord, why: str) -> None:
     tx.record("replica_drained", actor=replica.replica_id, why=why)
 
 
+def mark_leaving(tx: Transaction, replica_id: str) -> None:
+    """Send no new requests to a replica that is shutting down, and give its place on the ring to whoever comes next.
+
+    It keeps its lease, so that what still runs on it counts. An unknown one, or one that is leaving, is left alone.
+    """
+    found = tx.connection.execute(select(r.drained).where(r.replica_id == replica_id)).one_or_none()
+    if found is None or found.drained == LEAVING:
+        return
+    lowest = tx.connection.execute(select(func.min(r.ring_id))).scalar_one()
+    values = {"ring_id": min(lowest, 0) - 1, "drained": LEAVING}
+    tx.connection.execute(update(tables.replicas).where(r.replica_id == replica_id).values(values))
+    tx.record("replica_leaving", actor=replica_id)
+
+
 def restore_drained(tx: Transaction) -> None:
     """Let a drained replica take requests again when it can serve what is required and fails at none of it."""
-    drained = [replica for replica in records.replicas(tx.connection) if not replica.is_ready]
+    drained = [replica for replica in records.replicas(tx.connection) if replica.drained not in (None, LEAVING)]
     if not drained:
         return
     required = required_digests(records.adapters_after(tx.connection, 0))
@@ -139,6 +154,8 @@ def expire(tx: Transaction) -> None:
         leave_silently(tx, row.replica_id)
         tx.record("replica_expired", actor=row.replica_id)
     for row in late:
+        if row.ring_id < 0:
+            continue
         _hand_over(tx, row.ring_id, row.renewed_at_s)
 
 

@@ -28,7 +28,8 @@ def assign(
     """Indices of each name's homes, its first home first. `names` come in the order that every gateway shares.
 
     Adapters in use choose first, under a bound that counts only them; so sleepers move nobody. Then the sleepers, under
-    the bound over all. More homes for those in demand come last, and so never move another adapter's first home.
+    the bound over all. More homes for those in demand come last, by preference among replicas whose first homes are
+    below the bound: they move no other adapter, and more of them keep those that there were.
     """
     counts = [0] * len(members)
     active = [name for name in names if demand.active is None or name in demand.active]
@@ -40,27 +41,11 @@ def assign(
             first = next(index for index in rows[name] if counts[index] < room[index])
             counts[first] += 1
             homes[name] = (first,)
-    _add_homes(homes, rows, active, counts, members, demand, home_factor)
+    room = rooms(len(active), members, home_factor)
+    for name in active:
+        num_more = min(demand.num_homes.get(name, 1), len(members)) - 1
+        if num_more > 0:
+            others = [index for index in rows[name] if index not in homes[name]]
+            others.sort(key=lambda index: counts[index] >= room[index])
+            homes[name] += tuple(others[:num_more])
     return homes
-
-
-def _add_homes(
-    homes: dict[str, Row],
-    rows: Mapping[str, Row],
-    active: Sequence[str],
-    counts: list[int],
-    members: Sequence[Member],
-    demand: Demand,
-    home_factor: float,
-) -> None:
-    """Give names in demand their further homes: by preference, first where there is room, then anywhere."""
-    wanted = {name: min(demand.num_homes.get(name, 1), len(members)) - 1 for name in active}
-    room = rooms(sum(counts) + sum(wanted.values()), members, home_factor)
-    for name, num_more in wanted.items():
-        if num_more <= 0:
-            continue
-        others = [index for index in rows[name] if index not in homes[name]]
-        others.sort(key=lambda index: counts[index] >= room[index])
-        for index in others[:num_more]:
-            counts[index] += 1
-        homes[name] += tuple(others[:num_more])

@@ -108,10 +108,14 @@ class Placement:
         busy_s, interval_s = self._busy.take()
         return self._news.pulse(gateway_id, interval_s, busy_s, self._own, self._leaving)
 
-    def leaving(self, replica_ids: Iterable[str]) -> None:
-        """These replicas were stopped, or are being stopped: nothing more goes to them while another one is there."""
-        listed = {member.replica_id for member in self._policy.members}
-        self._leaving = frozenset(replica_ids) & listed
+    def leaving(self, replica_ids: Iterable[str]) -> bool:
+        """These replicas were stopped, or are being stopped: nothing more goes to them while another one is there.
+
+        Returns whether there are new ones among them.
+        """
+        before = self._leaving
+        self._leaving = frozenset(replica_ids) & {member.replica_id for member in self._policy.members}
+        return not self._leaving <= before
 
     def load(self, replica_id: str) -> int:
         """Requests that the replica is serving, as far as this gateway knows."""

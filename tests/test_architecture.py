@@ -18,6 +18,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "registry.types",
         "registry.errors",
         "registry.catalog",
+        "registry.pulse",
         "replica.messages",
         "replica.errors",
     ),
