@@ -2,7 +2,7 @@
 
 python -m benchmarks.gpu_kernels [--out DIR] [--tune FILE]
 
-64 rows, one base product alone (cuBLAS) against base and LoRA in one launch, over 32 layers' buffers in turn, so that
+64 rows, the base product alone (cuBLAS) against the base product with LoRA, over 32 layers' buffers in turn, so that
 neither side finds its weights in L2. Conditions and the peers' figures are those of the table in `PEERS`.
 """
 
@@ -19,7 +19,8 @@ import torch
 
 from benchmarks.provenance import commit
 from replica.adapters.slot_tables import SlotTables
-from replica.kernels.grouped_lora import BoundRows, GroupShape, LoraKernels
+from replica.kernels.grouped_lora import BoundRows, LoraKernels
+from replica.kernels.groups import GroupShape
 from replica.kernels.rows import RowSegment, RowsView, num_words, pack_rows
 from replica.kernels.tuning import ExpandConfig, ProductConfig, ShrinkConfig, shrink_config
 

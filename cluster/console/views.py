@@ -47,48 +47,45 @@ def _adapter_row(adapter: AdapterRecord) -> tuple[str, ...]:
 def _why_not_live(adapter: AdapterRecord) -> str:
     if adapter.pending:
         return "staging"
-    gone = all(version.state is VersionState.RETIRED for version in adapter.versions)
-    return VersionState.RETIRED.value if adapter.versions and gone else NONE
+    gone = (VersionState.RETIRED, VersionState.COLLECTED)
+    is_gone = bool(adapter.versions) and all(version.state in gone for version in adapter.versions)
+    return VersionState.RETIRED.value if is_gone else NONE
+
+
+VERSION_HEADERS = (
+    *("VERSION", "STATE", "ALIASES", "STAGED", "RESIDENT", "RANK", "SIZE", "TARGETS", "BASE", "DIGEST", "CREATED"),
+)
 
 
 def versions_grid(adapter: AdapterRecord, replicas: list[ReplicaRecord]) -> Grid:
-    headers = (
-        "VERSION",
-        "STATE",
-        "ALIASES",
-        "STAGED",
-        "RESIDENT",
-        "RANK",
-        "SIZE",
-        "TARGETS",
-        "BASE",
-        "DIGEST",
-        "CREATED",
-    )
-    rows = []
-    for version in sorted(adapter.versions, key=lambda version: -version.number):
-        aliases = [alias for alias, number in sorted(adapter.aliases.items()) if number == version.number]
-        aliases += [
-            f"{alias}:{canary.weight:.0%}"
-            for alias, canary in sorted(adapter.canaries.items())
-            if canary.number == version.number
-        ]
-        row = (
-            str(version.number),
-            version.state.value,
-            " ".join(aliases) or NONE,
-            f"{num_staged(version.digest, replicas)}/{len(replicas)}",
-            str(sum(version.digest in replica.resident for replica in replicas)),
-            str(version.max_rank),
-            human_bytes(version.num_bytes),
-            ",".join(version.target_names),
-            _base_word(version),
-            version.digest[:DIGEST_CHARS],
-            f"{human_age(version.created_at_s)} ago",
-        )
-        rows.append(row)
+    newest_first = sorted(adapter.versions, key=lambda version: -version.number)
+    rows = [_version_row(adapter, version, replicas) for version in newest_first]
     title = f"{adapter.name} (owner {adapter.owner}, callers {', '.join(adapter.callers)}, revision {adapter.revision})"
-    return Grid(headers, rows, title=title, right=frozenset({"VERSION", "STAGED", "RESIDENT", "RANK", "SIZE"}))
+    right = frozenset({"VERSION", "STAGED", "RESIDENT", "RANK", "SIZE"})
+    return Grid(VERSION_HEADERS, rows, title=title, right=right)
+
+
+def _version_row(adapter: AdapterRecord, version: VersionRecord, replicas: list[ReplicaRecord]) -> tuple[str, ...]:
+    return (
+        str(version.number),
+        version.state.value,
+        " ".join(_aliases_of(adapter, version.number)) or NONE,
+        f"{num_staged(version.digest, replicas)}/{len(replicas)}",
+        str(sum(version.digest in replica.resident for replica in replicas)),
+        str(version.max_rank),
+        human_bytes(version.num_bytes),
+        ",".join(version.target_names),
+        _base_word(version),
+        version.digest[:DIGEST_CHARS],
+        f"{human_age(version.created_at_s)} ago",
+    )
+
+
+def _aliases_of(adapter: AdapterRecord, number: int) -> list[str]:
+    """Aliases that point at the version, then those whose canary it is, with its share."""
+    targets = [alias for alias, target in sorted(adapter.aliases.items()) if target == number]
+    canaries = sorted(adapter.canaries.items())
+    return targets + [f"{alias}:{canary.weight:.0%}" for alias, canary in canaries if canary.number == number]
 
 
 def _base_word(version: VersionRecord) -> str:

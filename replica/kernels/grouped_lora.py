@@ -7,10 +7,11 @@ the tables say at its replay. Knows nothing of requests.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from replica.kernels.groups import GroupShape, SlotTables
 from replica.kernels.product import product_kernel
 from replica.kernels.rows import MAX_DECODE_ROWS, RowsView
 from replica.kernels.shrink_expand import bind_kernel, expand_kernel, shrink_kernel
@@ -22,28 +23,6 @@ from replica.kernels.tuning import (
     product_config,
     shrink_config,
 )
-
-
-class Tables(Protocol):
-    """The slot tables, [num_slots, num_sites]: see `replica.adapters.slot_tables.SlotTables`."""
-
-    a_offsets: torch.Tensor
-    b_offsets: torch.Tensor
-    ranks: torch.Tensor
-    scales: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class GroupShape:
-    """One to three projections that read the same input: their sites, in the order of the merged weight's rows."""
-
-    sites: tuple[int, ...]
-    out_features: tuple[int, ...]
-    in_features: int
-
-    @property
-    def num_out(self) -> int:
-        return sum(self.out_features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +52,7 @@ class BoundRows:
 class LoraKernels:
     """The kernels of one base model over one arena: `memory`, 1-D, in the base's dtype, and its slot tables."""
 
-    def __init__(self, memory: torch.Tensor, tables: Tables) -> None:
+    def __init__(self, memory: torch.Tensor, tables: SlotTables) -> None:
         self._memory, self._tables = memory, tables
         self._num_sites = tables.ranks.shape[1]
         self._precision = "ieee" if memory.dtype == torch.float32 else "tf32"

@@ -8,13 +8,14 @@ import torch
 from registry.types import BaseSpec
 from replica.config import ModelConfig
 from replica.errors import ModelError
-from replica.model.architecture import AttentionProbe, check_layers, find_sites, pin_rope, probe_layers
+from replica.kernels.groups import SlotTables
+from replica.model.architecture import check_layers, find_sites, pin_rope, probe_layers
 from replica.model.base_files import base_revision, resolve_base
 from replica.model.base_spec import build_spec, module_specs, named_specs, read_tokenizer
 from replica.model.batch import ForwardBatch, Site
 from replica.model.cuda_graphs import CaptureReport
 from replica.model.device_runner import Adapters, DeviceRunner, HostTimes, StepLimits
-from replica.model.device_setup import SlotTables, attention_over, build_device_runner, kernels_over
+from replica.model.device_setup import attention_over, build_device_runner, kernels_over
 from replica.model.eager_runner import EagerRunner
 from replica.model.load_weights import load_model
 from replica.model.paged_attention import KVCache
@@ -71,7 +72,9 @@ class BaseModel:
         pin_rope(model, text_config, context_length)
         spec, tokenizer_json = _describe(config, folder, model, sites, context_length)
         on_device = model.device.type == "cuda" if on_device is None else on_device
-        runner = _runner(model, sites, probe, config, context_length) if on_device else EagerRunner(model, sites)
+        runner = (
+            build_device_runner(model, sites, probe, config, context_length) if on_device else EagerRunner(model, sites)
+        )
         return cls(
             model,
             runner,
@@ -156,12 +159,6 @@ def _describe(
         vocab_size=model.get_output_embeddings().weight.shape[0],
     )
     return spec, tokenizer.json
-
-
-def _runner(
-    model: Any, sites: tuple[Site, ...], probe: AttentionProbe, config: ModelConfig, context_length: int
-) -> DeviceRunner:
-    return build_device_runner(model, sites, probe, config, context_length)
 
 
 def _context_length(config: ModelConfig, text_config: Any) -> int:

@@ -66,30 +66,21 @@ def module_specs(sites: Iterable[Site], weights: Mapping[str, torch.Tensor]) -> 
     ordered = sorted(sites, key=lambda site: site.path)
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         digests = list(pool.map(tensor_sha256, (weights[site.path] for site in ordered)))
-    return tuple(
-        ModuleSpec(
-            path=site.path,
-            in_features=site.in_features,
-            out_features=site.out_features,
-            kind=site.kind,
-            sha256=digest,
-        )
-        for site, digest in zip(ordered, digests, strict=True)
-    )
+    return tuple(_module_spec(site, digest) for site, digest in zip(ordered, digests, strict=True))
 
 
 def named_specs(sites: Iterable[Site], source: Mapping[str, Any]) -> tuple[ModuleSpec, ...]:
     """Specs of sites whose weights follow from `source` alone: its canonical JSON stands for their bytes."""
     document = json.dumps(source, sort_keys=True, separators=(",", ":"), default=str)
+    ordered = sorted(sites, key=lambda site: site.path)
     return tuple(
-        ModuleSpec(
-            path=site.path,
-            in_features=site.in_features,
-            out_features=site.out_features,
-            kind=site.kind,
-            sha256=hashlib.sha256(f"{document}\n{site.path}".encode()).hexdigest(),
-        )
-        for site in sorted(sites, key=lambda site: site.path)
+        _module_spec(site, hashlib.sha256(f"{document}\n{site.path}".encode()).hexdigest()) for site in ordered
+    )
+
+
+def _module_spec(site: Site, sha256: str) -> ModuleSpec:
+    return ModuleSpec(
+        path=site.path, in_features=site.in_features, out_features=site.out_features, kind=site.kind, sha256=sha256
     )
 
 

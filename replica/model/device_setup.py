@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 
 from replica.config import ModelConfig
+from replica.kernels.groups import SlotTables
 from replica.model.architecture import AttentionProbe, framing_modules, layer_prefixes, probe_layers
 from replica.model.batch import Site
 from replica.model.compiled_layers import compile_layers
@@ -18,15 +19,6 @@ from replica.model.step_ops import make_handle
 from replica.model.step_state import LayerOfModel, LoraKernels, StepState
 
 logger = logging.getLogger(__name__)
-
-
-class SlotTables(Protocol):
-    """Device tensors [num_slots, num_sites], as `replica.adapters.slot_tables` describes them."""
-
-    a_offsets: torch.Tensor
-    b_offsets: torch.Tensor
-    ranks: torch.Tensor
-    scales: torch.Tensor
 
 
 def build_device_runner(
@@ -88,6 +80,6 @@ def attention_over(cache: KVCache, layers: Sequence[LayerHeads], config: ModelCo
 
 def kernels_over(memory: torch.Tensor, tables: SlotTables) -> LoraKernels:
     """The grouped kernels over an arena."""
-    from replica.kernels.grouped_lora import LoraKernels as TritonKernels
+    from replica.kernels import grouped_lora
 
-    return cast(LoraKernels, TritonKernels(memory, tables))
+    return grouped_lora.LoraKernels(memory, tables)

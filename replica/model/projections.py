@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from replica.kernels.groups import GroupShape
 from replica.model.batch import Site
 from replica.model.step_ops import make_handle, project
-from replica.model.step_state import GroupOfModel, GroupShape, StepState
+from replica.model.step_state import GroupOfModel, StepState
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of projections that read the same input in the architectures we know, in the order they are called."""

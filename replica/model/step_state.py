@@ -7,21 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
+from replica.kernels.groups import GroupShape
 from replica.kernels.rows import RowsView
 from replica.model.paged_attention import ScoreRule
-
-
-@dataclass(frozen=True, slots=True)
-class GroupShape:
-    """Projections that read one input, in the order of the merged weight's rows; `sites` index the slot tables."""
-
-    sites: tuple[int, ...]
-    out_features: tuple[int, ...]
-    in_features: int
-
-    @property
-    def num_out(self) -> int:
-        return sum(self.out_features)
 
 
 class LoraKernels(Protocol):

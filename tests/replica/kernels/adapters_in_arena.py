@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from replica.adapters.slot_tables import SlotTables
-from replica.kernels.grouped_lora import GroupShape
+from replica.kernels.groups import GroupShape
 from replica.kernels.rows import RowSegment, RowsView, num_words, pack_rows
 
 

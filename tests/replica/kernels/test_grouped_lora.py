@@ -5,7 +5,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from replica.kernels.grouped_lora import GroupShape, LoraKernels
+from replica.kernels.grouped_lora import LoraKernels
+from replica.kernels.groups import GroupShape
 from replica.kernels.rows import RowSegment, RowsView
 from tests.replica.kernels.adapters_in_arena import Arena
 

@@ -8,12 +8,12 @@ import torch
 from torch.nn import functional
 
 from replica.config import ModelConfig
+from replica.kernels.groups import GroupShape
 from replica.kernels.reference import grouped_lora
 from replica.kernels.rows import HEAD, NUM_ARRAYS, RowsView
 from replica.model.base_model import BaseModel
 from replica.model.batch import ForwardBatch, LoraPair
 from replica.model.device_runner import Adapters, DeviceRunner, StepLimits
-from replica.model.step_state import GroupShape
 from tests.replica.model.packed import PackedRunner
 
 LIMITS = StepLimits(max_rows=96, max_sequences=12)
