@@ -1,7 +1,7 @@
 """Request streams to simulate: which adapter is asked for when, with how many tokens. All are drawn from a seed."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,16 @@ def churn(num_requests: int, rate: float, num_adapters: int, seed: int) -> Workl
     ranks = random.choice(num_active, num_requests, p=zipf_weights(num_active, 1.0))
     scattered = (ranks * 17) % num_active if math.gcd(17, num_active) == 1 else ranks
     return _with_lengths("appear and fade", num_adapters, at_s, first + scattered, random)
+
+
+def with_lengths(workload: Workload, prompt_tokens: int, output_tokens: int, seed: int) -> Workload:
+    """The same requests with lengths uniform from 1 to twice these means."""
+    random, number = np.random.default_rng(seed), workload.num_requests
+    return replace(
+        workload,
+        prompt_tokens=random.integers(1, 2 * prompt_tokens, number, endpoint=False),
+        output_tokens=random.integers(1, 2 * output_tokens, number, endpoint=False),
+    )
 
 
 def _modulated(
