@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from router.auth import Principal
 from router.choice import Delta
+from router.deadline import timeout_of
 from router.formats import ChatFormat, CompletionFormat, Format, FullChoice
 from router.gateway import Gateway, Generation
 from router.models import list_models, one_model
@@ -36,18 +37,18 @@ class OpenAiApi:
     async def chat_completions(self, request: Request, caller: Principal) -> Response:
         body = parse_body(ChatBody, await self._read(request))
         call = await self._gateway.chat_call(caller.tenant, body, request.headers.get(STICKY_HEADER))
-        return self._respond(body, self._gateway.generation(call), ChatFormat(call))
+        return self._respond(request, body, self._gateway.generation(call), ChatFormat(call))
 
     async def completions(self, request: Request, caller: Principal) -> Response:
         body = parse_body(CompletionBody, await self._read(request))
         call = await self._gateway.completion_call(caller.tenant, body, request.headers.get(STICKY_HEADER))
-        return self._respond(body, self._gateway.generation(call), CompletionFormat(call))
+        return self._respond(request, body, self._gateway.generation(call), CompletionFormat(call))
 
     async def _read(self, request: Request) -> bytes:
         return await read_body(request.scope, request.receive, self._limits)
 
-    def _respond(self, body: GenerationBody, generation: Generation, shape: Format) -> Response:
-        timeout_s = self._limits.request_timeout_s
+    def _respond(self, request: Request, body: GenerationBody, generation: Generation, shape: Format) -> Response:
+        timeout_s = timeout_of(request.headers, self._limits.request_timeout_s)
         if body.stream:
             return EventStream(stream_events(generation, shape), timeout_s, self._limits.send_timeout_s)
         return JsonAnswer(lambda: full_answer(generation, shape), timeout_s)
