@@ -120,6 +120,9 @@ def kind_of(field: FieldInfo) -> str:
         return " or ".join(f"`{word}`" for word in get_args(plain))
     if get_origin(plain) is tuple:
         return f"list of {item_kind(get_args(plain)[0])}"
+    if get_origin(plain) is Annotated:
+        plain, limits = get_args(plain)
+        return KINDS[plain] + range_of(limits) + (" or none" if options else "")
     return KINDS[plain] + range_of(field) + (" or none" if options else "")
 
 
