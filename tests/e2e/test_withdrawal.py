@@ -46,6 +46,11 @@ async def running(fleet: LocalFleet, model: str, count: int) -> tuple[httpx.Asyn
     return client, tasks
 
 
+async def test_version_before_the_live_one_is_warm_on_every_replica(fleet: LocalFleet) -> None:
+    before = fleet.gateway.catalog.resolve("default", "legal@1").digest
+    await until(lambda: all(before in replica.status().host_cached for replica in fleet.replicas.values()))
+
+
 def state(fleet: LocalFleet, number: int) -> VersionState:
     version = fleet.registry.registry.adapter("legal").version(number)
     assert version is not None
