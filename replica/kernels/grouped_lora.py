@@ -1,4 +1,4 @@
-"""Grouped LoRA on a CUDA device, with the base product: launches the Triton kernels over the slots of an arena.
+"""Grouped LoRA on a CUDA device, beside the base product: launches the Triton kernels over the slots of an arena.
 
 Where A and B lie, ranks and scales are read from the slot tables on the device, so a captured graph follows whatever
 the tables say at its replay. Knows nothing of requests.
@@ -74,19 +74,24 @@ class LoraKernels:
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, bound: BoundRows
-    ) -> torch.Tensor:
-        """x W^T + bias + scale B A x for each row's adapter: `x` [rows, in], `weight` [sum of out, in].
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x W^T + bias, scale B A x for each row's adapter), both [rows, sum of out], to be added.
 
-        A x is computed beside the base product, on a second stream.
+        `x` is [rows, in], `weight` [sum of out, in]. The second is computed beside the first, on a second stream; the
+        sum is left to whatever reads the two next, which costs less than a launch of its own.
         """
-        rows = bound.rows
         with self._side.beside():
-            cut = shrink_config(rows, len(group.sites), group.in_features, self._num_processors)
-            t = self.shrink(x, group, bound, cut)
+            delta = self.delta(x, group, bound)
         y = self.product(x, weight, bias)
         self._side.join()
-        self.expand(y, t, group, bound, expand_config(rows.capacity, group.num_out, self._num_processors))
-        return y
+        return y, delta
+
+    def delta(self, x: torch.Tensor, group: GroupShape, bound: BoundRows) -> torch.Tensor:
+        """scale B A x for each row's adapter, [rows, sum of out] in the dtype of `x`; 0 where a row has none."""
+        rows = bound.rows
+        cut = shrink_config(rows, len(group.sites), group.in_features, self._num_processors)
+        t = self.shrink(x, group, bound, cut)
+        return self.expand(t, x.dtype, group, bound, expand_config(rows.capacity, group.num_out, self._num_processors))
 
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: ProductConfig | None = None
@@ -121,16 +126,20 @@ class LoraKernels:
         )  # fmt: skip
         return t
 
-    def expand(self, y: torch.Tensor, t: torch.Tensor, group: GroupShape, bound: BoundRows, cut: ExpandConfig) -> None:
-        """y += scale B t in place, `y` [rows, sum of out], from what `shrink` returned."""
+    def expand(
+        self, t: torch.Tensor, dtype: torch.dtype, group: GroupShape, bound: BoundRows, cut: ExpandConfig
+    ) -> torch.Tensor:
+        """scale B t, [rows, sum of out] in `dtype`, from what `shrink` returned."""
         rows, outs = bound.rows, _three(group.out_features)
+        d = torch.empty(rows.capacity, group.num_out, dtype=dtype, device=t.device)
         num_items = rows.max_tiles * sum(-(-width // cut.block_n) for width in outs)
         expand_kernel[(min(num_items, cut.num_programs),)](
-            y, t, self._memory, *bound.arguments(), bound.records.view(torch.float32), rows.words, rows.max_tiles,
+            d, t, self._memory, *bound.arguments(), bound.records.view(torch.float32), rows.words, rows.max_tiles,
             *_three(group.sites), *outs, t.stride(0), t.stride(1), bound.width,
             SPLITS=t.shape[0], R=bound.rank_block, TILE=rows.tile_rows, BN=cut.block_n, PRECISION=self._precision,
             num_warps=cut.num_warps,
         )  # fmt: skip
+        return d
 
 
 class _SideStream:

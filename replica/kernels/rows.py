@@ -1,8 +1,8 @@
 """Which rows of a step belong to which slot, as one run of int32 words that the kernels read. Knows no weights.
 
-The rows of a slot are cut into *tiles* of neighbouring rows. The words of a step with room for `capacity` rows: a
-head of `HEAD` words, the first of which is the number of tiles, then three arrays of `capacity` words: the first row,
-the end and the slot of each tile. Rows that lie in no tile are base only.
+The rows are cut into *tiles*: neighbouring rows of one slot, or of none; every row lies in exactly one. The words of a
+step with room for `capacity` rows: a head of `HEAD` words, the first of which is the number of tiles, then three arrays
+of `capacity` words: the first row, the end and the slot (`NONE`: base only) of each tile.
 """
 
 from collections.abc import Sequence
@@ -64,23 +64,34 @@ def tile_rows_for(num_rows: int) -> int:
 def pack_rows(segments: Sequence[RowSegment], capacity: int, out: Words) -> int:
     """Fill `out`, of at least `num_words(capacity)`; returns the number of tiles. Vectorised; writes every word.
 
-    `segments` are in the order of their rows.
+    `segments` are in the order of their rows; rows between and after them are base only.
     """
     words = out[: num_words(capacity)]
     words[:] = NONE
-    words[0] = 0
-    if not segments:
-        return 0
-    starts, ends, slots, ranks = np.array([(s.start, s.end, s.slot, s.max_rank) for s in segments], dtype=np.int64).T
-    assert (starts[1:] >= ends[:-1]).all(), "segments are in order and do not overlap"
-    assert 0 <= starts[0] <= ends[-1] <= capacity, f"segments reach to row {ends[-1]}, the step has {capacity}"
-    assert ranks.max() <= MAX_RANK, f"rank {ranks.max()}"
+    starts, ends, slots = _runs(segments, capacity).T
+    assert (starts[1:] == ends[:-1]).all(), "segments are in order and do not overlap"
     tile_rows = tile_rows_for(capacity)
     counts = -(-(ends - starts) // tile_rows)
-    segment_of = np.repeat(np.arange(len(starts)), counts)
-    nth = np.arange(len(segment_of)) - np.repeat(np.cumsum(counts) - counts, counts)
-    firsts = starts[segment_of] + nth * tile_rows
-    words[0] = num_tiles = len(segment_of)
+    run_of = np.repeat(np.arange(len(starts)), counts)
+    nth = np.arange(len(run_of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    firsts = starts[run_of] + nth * tile_rows
+    words[0] = num_tiles = len(run_of)
     arrays = words[HEAD:].reshape(NUM_ARRAYS, capacity)[:, :num_tiles]
-    arrays[0], arrays[1], arrays[2] = firsts, np.minimum(firsts + tile_rows, ends[segment_of]), slots[segment_of]
+    arrays[0], arrays[1], arrays[2] = firsts, np.minimum(firsts + tile_rows, ends[run_of]), slots[run_of]
     return num_tiles
+
+
+def _runs(segments: Sequence[RowSegment], capacity: int) -> NDArray[np.int64]:
+    """(start, end, slot) of segments and of the gaps between them, [num_runs, 3]."""
+    runs: list[tuple[int, int, int]] = []
+    row = 0
+    for segment in segments:
+        assert segment.max_rank <= MAX_RANK, f"rank {segment.max_rank}"
+        if segment.start > row:
+            runs.append((row, segment.start, NONE))
+        runs.append((segment.start, segment.end, segment.slot))
+        row = segment.end
+    assert row <= capacity, f"segments reach to row {row}, the step has {capacity}"
+    if row < capacity:
+        runs.append((row, capacity, NONE))
+    return np.array(runs, dtype=np.int64).reshape(-1, 3)

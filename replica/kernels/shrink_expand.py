@@ -1,4 +1,4 @@
-"""The two halves of grouped LoRA as Triton kernels: t = A x, then y += scale B t, row by row with the row's adapter.
+"""The two halves of grouped LoRA as Triton kernels: t = A x, then d = scale B t, row by row with the row's adapter.
 
 `bind_kernel` looks up, once a step, where each tile's adapter lies at each site; the others read that one record of
 32 bytes. A program works on items of (tile, projection, part of K) or (tile, block of columns), one after the other,
@@ -180,13 +180,11 @@ def _sum_parts(t, mask, T_SPLIT, SPLITS: tl.constexpr):
 
 @triton.jit
 def _expand_one_row(
-    y, t, values, b_offset, rank, scale, first_column, width, memory, T_SPLIT,
+    d, t, values, b_offset, rank, scale, first_column, width, memory, T_SPLIT,
     SPLITS: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """y[columns] += scale B[columns] t for one row; `values` is B's first level."""
+    """d[columns] = scale B[columns] t for one row; `values` is B's first level."""
     columns = first_column + tl.arange(0, BN)
-    in_width = columns < width
-    before = tl.load(y + columns, mask=in_width, other=0.0)
     r = tl.arange(0, R)
     own = _sum_parts(t + r, r < rank, T_SPLIT, SPLITS)
     sums = tl.sum(values.to(tl.float32) * own[None, :], axis=1)
@@ -194,42 +192,40 @@ def _expand_one_row(
         own = _sum_parts(t + level + r, level + r < rank, T_SPLIT, SPLITS)
         more = _load_b(b_offset, rank, first_column, width, level, memory, R, BN)
         sums += tl.sum(more.to(tl.float32) * own[None, :], axis=1)
-    tl.store(y + columns, (before.to(tl.float32) + sums * scale).to(y.dtype.element_ty), mask=in_width)
+    tl.store(d + columns, (sums * scale).to(d.dtype.element_ty), mask=columns < width)
 
 
 @triton.jit
 def _expand_rows(
-    y, t, values, b_offset, rank, scale, start, end, first_column, width, num_out, memory, T_SPLIT, T_STRIDE,
+    d, t, values, b_offset, rank, scale, start, end, first_column, width, num_out, memory, T_SPLIT, T_STRIDE,
     SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The same for the rows [start, end) of a tile."""
     rows = start.to(tl.int64) + tl.arange(0, TILE)
     columns = first_column + tl.arange(0, BN)
     in_rows = (rows < end)[:, None]
-    mask = in_rows & (columns < width)[None, :]
-    out = y + rows[:, None] * num_out + columns[None, :]
-    before = tl.load(out, mask=mask, other=0.0)
     r = tl.arange(0, R)
     t_rows = t + rows[:, None] * T_STRIDE + r[None, :]
     own = (_sum_parts(t_rows, in_rows & (r < rank)[None, :], T_SPLIT, SPLITS) * scale).to(values.dtype)
-    sums = tl.dot(own, tl.trans(values), before.to(tl.float32), input_precision=PRECISION)
+    sums = tl.dot(own, tl.trans(values), input_precision=PRECISION)
     for level in range(R, rank, R):
         in_rank = in_rows & (level + r < rank)[None, :]
         own = (_sum_parts(t_rows + level, in_rank, T_SPLIT, SPLITS) * scale).to(values.dtype)
         more = _load_b(b_offset, rank, first_column, width, level, memory, R, BN)
         sums = tl.dot(own, tl.trans(more), sums, input_precision=PRECISION)
-    tl.store(out, sums.to(y.dtype.element_ty), mask=mask)
+    out = d + rows[:, None] * num_out + columns[None, :]
+    tl.store(out, sums.to(d.dtype.element_ty), mask=in_rows & (columns < width)[None, :])
 
 
 @triton.jit
 def expand_kernel(
-    y, t, memory, records, words32, floats, words, max_tiles, site0, site1, site2, out0, out1, out2,
+    d, t, memory, records, words32, floats, words, max_tiles, site0, site1, site2, out0, out1, out2,
     T_SPLIT, T_STRIDE, R_MAX,
     SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y[row, columns of p] += scale B_p t[row]; rows and projections without LoRA are left alone.
+    """d[row, columns of p] = scale B_p t[row], and 0 for rows and projections without LoRA.
 
-    `y` is [rows, columns of all]. Rows of B lie so many elements apart as the rank in steps of eight, so that loads are
+    `d` is [rows, columns of all]. Rows of B lie so many elements apart as the rank in steps of eight, so that loads are
     16 bytes wide; what fills a row up is zero. While an item is computed, the B of the next one is on its way, and the
     record of the one after.
     """
@@ -255,21 +251,20 @@ def expand_kernel(
         )  # fmt: skip
         next_column = ((item + step) % num_blocks - pick(next_p, 0, blocks0, blocks01)) * BN
         next_values = _load_b(next_b, next_rank, next_column, pick(next_p, out0, out1, out2), 0, memory, R, BN)
-        if rank > 0:
-            out = y + pick(p, 0, out0, out0 + out1)
-            own = t + p * R_MAX
-            width = pick(p, out0, out1, out2)
-            if end - start == 1:
-                row = start.to(tl.int64)
-                _expand_one_row(
-                    out + row * num_out, own + row * T_STRIDE, values, b_offset, rank, scale, column, width, memory,
-                    T_SPLIT, SPLITS, R, BN,
-                )  # fmt: skip
-            else:
-                _expand_rows(
-                    out, own, values, b_offset, rank, scale, start, end, column, width, num_out, memory, T_SPLIT,
-                    T_STRIDE, SPLITS, R, TILE, BN, PRECISION,
-                )  # fmt: skip
+        out = d + pick(p, 0, out0, out0 + out1)
+        own = t + p * R_MAX
+        width = pick(p, out0, out1, out2)
+        if end - start == 1:
+            row = start.to(tl.int64)
+            _expand_one_row(
+                out + row * num_out, own + row * T_STRIDE, values, b_offset, rank, scale, column, width, memory,
+                T_SPLIT, SPLITS, R, BN,
+            )  # fmt: skip
+        else:
+            _expand_rows(
+                out, own, values, b_offset, rank, scale, start, end, column, width, num_out, memory, T_SPLIT,
+                T_STRIDE, SPLITS, R, TILE, BN, PRECISION,
+            )  # fmt: skip
         p, b_offset, rank, scale, start, end = next_p, next_b, next_rank, next_scale, next_start, next_end
         next_p, next_b, next_rank, next_scale, next_start, next_end = (
             after_p, after_b, after_rank, after_scale, after_start, after_end,

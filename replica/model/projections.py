@@ -35,6 +35,11 @@ class Stash:
     def __init__(self) -> None:
         self.x: torch.Tensor | None = None
         self.y: torch.Tensor | None = None
+        self.delta: torch.Tensor | None = None
+
+    def put(self, x: torch.Tensor | None, y: torch.Tensor | None, delta: torch.Tensor | None) -> None:
+        """What was read, its product, and the adapters' share of it where the step has any."""
+        self.x, self.y, self.delta = x, y, delta
 
 
 class GroupLeader(nn.Module):
@@ -53,14 +58,14 @@ class GroupLeader(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` is [..., in]; returns this member's [..., width]."""
+        delta = None
         if self.step.has_lora:
-            y = project(x, self.weight, self.bias, self.handle)
+            y, delta = project(x, self.weight, self.bias, self.handle)
         else:
             y = functional.linear(x, self.weight, self.bias)
-        if self.stash is None:
-            return y
-        self.stash.x, self.stash.y = x, y
-        return y[..., : self.width]
+        if self.stash is not None:
+            self.stash.put(x, y, delta)
+        return _columns(y, delta, 0, self.width)
 
 
 class GroupFollower(nn.Module):
@@ -73,11 +78,17 @@ class GroupFollower(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` is the tensor that the leader was called with."""
-        y = self.stash.y
+        y, delta = self.stash.y, self.stash.delta
         assert y is not None and self.stash.x is x, "a projection group was called out of turn"  # noqa: PT018
         if self.is_last:
-            self.stash.x = self.stash.y = None
-        return y[..., self.start : self.end]
+            self.stash.put(None, None, None)
+        return _columns(y, delta, self.start, self.end)
+
+
+def _columns(y: torch.Tensor, delta: torch.Tensor | None, start: int, end: int) -> torch.Tensor:
+    """Columns [start, end) of the sum; added after the cut, so that compiled code adds where it reads."""
+    columns = y[..., start:end]
+    return columns if delta is None else columns + delta[..., start:end]
 
 
 def group_sites(model: nn.Module, sites: Sequence[Site], calls: Sequence[Call]) -> list[tuple[Site, ...]]:

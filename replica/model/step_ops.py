@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 
 _LIBRARY: Any = torch.library.Library("lorafleet", "DEF")  # type: ignore[no-untyped-call]
-_LIBRARY.define("project(Tensor x, Tensor weight, Tensor? bias, Tensor handle) -> Tensor")
+_LIBRARY.define("project(Tensor x, Tensor weight, Tensor? bias, Tensor handle) -> (Tensor, Tensor)")
 _LIBRARY.define("attend(Tensor q, Tensor k, Tensor v, Tensor handle) -> Tensor")
 
 _records: "weakref.WeakValueDictionary[int, object]" = weakref.WeakValueDictionary()
@@ -22,7 +22,9 @@ _numbers = itertools.count()
 class ProjectionRecord(Protocol):
     """What stands behind the handle of `project`."""
 
-    def project(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor: ...
+    def project(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 class AttentionRecord(Protocol):
@@ -38,9 +40,11 @@ def make_handle(record: ProjectionRecord | AttentionRecord) -> torch.Tensor:
     return torch.tensor(number, dtype=torch.int64)
 
 
-def project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, handle: torch.Tensor) -> torch.Tensor:
-    """`x` [..., in] times `weight` [out, in], plus `bias` and the share of the step's adapters: [..., out]."""
-    return cast(torch.Tensor, torch.ops.lorafleet.project(x, weight, bias, handle))
+def project(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, handle: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x` [..., in] times `weight` [out, in], plus `bias`; and the share of the step's adapters. Both [..., out]."""
+    return cast(tuple[torch.Tensor, torch.Tensor], torch.ops.lorafleet.project(x, weight, bias, handle))
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, handle: torch.Tensor) -> torch.Tensor:
@@ -48,10 +52,13 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, handle: torch.Tens
     return cast(torch.Tensor, torch.ops.lorafleet.attend(q, k, v, handle))
 
 
-def _project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, handle: torch.Tensor) -> torch.Tensor:
+def _project(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, handle: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     record = cast(ProjectionRecord, _records[int(handle)])
-    y = record.project(x.reshape(-1, x.shape[-1]), weight, bias)
-    return y.view(*x.shape[:-1], weight.shape[0])
+    y, delta = record.project(x.reshape(-1, x.shape[-1]), weight, bias)
+    shape = (*x.shape[:-1], weight.shape[0])
+    return y.view(shape), delta.view(shape)
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, handle: torch.Tensor) -> torch.Tensor:
@@ -60,8 +67,9 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, handle: torch.Ten
 
 def _fake_project(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, handle: torch.Tensor
-) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], weight.shape[0])
+) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (*x.shape[:-1], weight.shape[0])
+    return x.new_empty(shape), x.new_empty(shape)
 
 
 def _fake_attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, handle: torch.Tensor) -> torch.Tensor:

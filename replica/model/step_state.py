@@ -20,8 +20,8 @@ class LoraKernels(Protocol):
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, bound: Any
-    ) -> torch.Tensor:
-        """`x W^T + bias` and the adapters' share, [rows, out]."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`x W^T + bias` and the adapters' share, both [rows, out], to be added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,9 @@ class GroupOfModel:
     state: StepState
     shape: GroupShape
 
-    def project(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def project(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The product and the adapters' share for `x` [rows, in] and `weight` [out, in], in a step with adapters."""
         lora = self.state.lora
         assert lora is not None, "a step without adapters needs the plain product only"

@@ -44,7 +44,8 @@ def run(
     arena: Arena, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, view: RowsView
 ) -> torch.Tensor:
     kernels = LoraKernels(arena.memory, arena.tables)
-    return kernels.linear(x, weight, bias, group, kernels.bind(view))
+    y, delta = kernels.linear(x, weight, bias, group, kernels.bind(view))
+    return y + delta
 
 
 def delta_of(arena: Arena, x: torch.Tensor, group: GroupShape, view: RowsView) -> torch.Tensor:

@@ -31,7 +31,7 @@ class FakeKernels:
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, rows: RowsView
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         assert x.shape == (rows.capacity, group.in_features)
         self.num_calls += 1
         delta = x.new_zeros(x.shape[0], sum(group.out_features))
@@ -42,7 +42,7 @@ class FakeKernels:
                 if site in self.pairs.get(slot, {})
             ]
             grouped_lora(part, x, held)
-        return functional.linear(x, weight, bias) + delta
+        return functional.linear(x, weight, bias), delta
 
 
 def tiles_of(rows: RowsView) -> list[tuple[int, int, int]]:
