@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from cluster.config import FleetConfig
+from cluster.doors import authenticator, serve_host
 from cluster.registry_client import ServeRegistry
 from cluster.serve_fleet import ServeFleet
 from registry.catalog import Catalog
@@ -20,6 +21,8 @@ from router.gateway import Gateway
 logger = logging.getLogger("lorafleet.gateway")
 RETRY_S = 0.5
 WATCH_RUNNING_S = 0.05
+SHARE_S = 0.5
+"""How often a gateway says what it holds and wants of limits that several gateways share."""
 
 
 class GatewayDeployment:
@@ -35,10 +38,18 @@ class GatewayDeployment:
         )
         self._catalog = Catalog(base_names)
         router = config.router.model_copy(update={"instance": f"{config.router.instance}-{self._gateway_id}"})
-        self._gateway = Gateway(router, self._catalog, self._fleet, self._registry)
+        self._gateway = Gateway(
+            router,
+            self._catalog,
+            self._fleet,
+            self._registry,
+            authenticator=authenticator(router, self._catalog, serve_host()),
+            shares_limits=True,
+        )
         loop = asyncio.get_running_loop()
         self._following = loop.create_task(self._follow())
         self._pulsing = loop.create_task(self._pulse())
+        self._sharing = loop.create_task(self._share_limits())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_app(self._gateway)
@@ -78,17 +89,31 @@ class GatewayDeployment:
             except Exception:
                 logger.exception("the gateway's pulse stumbled; it goes on")
 
+    async def _share_limits(self) -> None:
+        """Hold this gateway's parts of tenants' limits for ever; a request that waits for a part is told at once."""
+        while True:
+            try:
+                await self._gateway.share_limits(self._gateway_id, self._registry)
+            except RegistryError as error:
+                logger.debug("limits: %s; keeping the parts there are", error.message)
+                await asyncio.sleep(RETRY_S)
+            except Exception:
+                logger.exception("sharing limits stumbled; it goes on")
+                await asyncio.sleep(RETRY_S)
+            await self._gateway.limits.wait_for_news(SHARE_S)
+
     async def _apply(self, delta: CatalogDelta) -> None:
         await self._gateway.apply(delta)
         self._fleet.follow(frozenset(replica.replica_id for replica in self._catalog.replicas))
 
     def check_health(self) -> None:
-        if self._following.done() or self._pulsing.done():
+        if self._following.done() or self._pulsing.done() or self._sharing.done():
             raise RuntimeError("the gateway no longer follows the catalog")
 
     async def __del__(self) -> None:
         self._following.cancel()
         self._pulsing.cancel()
+        self._sharing.cancel()
         try:
             await self._registry.leave_gateway(self._gateway_id)
         except RegistryError as error:

@@ -22,6 +22,7 @@ from registry.pulse_board import PulseBoard
 from registry.service import Registry
 from registry.types import (
     Activation,
+    AdapterAccess,
     AdapterManifest,
     AdapterRecord,
     AdapterSource,
@@ -31,9 +32,16 @@ from registry.types import (
     CollectReport,
     Event,
     FleetTemplate,
+    KeyRecord,
+    LimitShare,
+    LimitUse,
+    NewKey,
     PushResult,
     ReplicaRecord,
     ReplicaReport,
+    Scope,
+    TenantLimits,
+    TenantRecord,
     VersionStates,
 )
 from registry.watch import Watch
@@ -156,7 +164,7 @@ class RegistryActor:
     ) -> CatalogDelta | None:
         """Renew a gateway's lease, acknowledge `revision`, note what it `used`, and wait for news."""
         await self._change(self._registry.renew_gateway, gateway_id, revision, used)
-        return await self._watch.wait(revision, timeout_s)
+        return await self._watch.wait(revision, timeout_s, with_access=True)
 
     # Blobs, in pieces: a call through a Serve handle carries 4 MB at most.
 
@@ -262,6 +270,53 @@ class RegistryActor:
 
     async def version_states(self, name: str, number: int, unless: str | None, wait_s: float) -> VersionStates:
         return await self._watch.wait_states(name, number, unless, wait_s)
+
+    # Tenants, keys, and who may call what.
+
+    async def tenants(self) -> tuple[TenantRecord, ...]:
+        return await self._run(self._registry.tenants.every)
+
+    async def tenant(self, name: str) -> TenantRecord:
+        return await self._run(self._registry.tenants.one, name)
+
+    async def add_tenant(self, name: str, limits: TenantLimits, actor: str) -> TenantRecord:
+        return await self._change(self._registry.tenants.add, name, limits, actor=actor)
+
+    async def set_tenant(self, name: str, limits: TenantLimits, actor: str) -> TenantRecord:
+        return await self._change(self._registry.tenants.set_limits, name, limits, actor=actor)
+
+    async def remove_tenant(self, name: str, actor: str) -> None:
+        await self._change(self._registry.tenants.remove, name, actor=actor)
+
+    async def keys(self, tenant: str | None) -> tuple[KeyRecord, ...]:
+        return await self._run(self._registry.tenants.keys, tenant)
+
+    async def new_key(
+        self, tenant: str, scopes: tuple[Scope, ...], expires_at_s: float | None, note: str, actor: str
+    ) -> NewKey:
+        return await self._change(
+            self._registry.tenants.new_key, tenant, scopes, expires_at_s=expires_at_s, note=note, actor=actor
+        )
+
+    async def rotate_key(self, key_id: str, overlap_s: float, expires_at_s: float | None, actor: str) -> NewKey:
+        return await self._change(
+            self._registry.tenants.rotate_key, key_id, overlap_s=overlap_s, expires_at_s=expires_at_s, actor=actor
+        )
+
+    async def revoke_key(self, key_id: str, actor: str) -> KeyRecord:
+        return await self._change(self._registry.tenants.revoke_key, key_id, actor=actor)
+
+    async def access_of(self, name: str) -> AdapterAccess | None:
+        return await self._run(self._registry.tenants.access_of, name)
+
+    async def set_callers(self, name: str, callers: tuple[str, ...], actor: str) -> AdapterAccess:
+        return await self._change(self._registry.tenants.set_callers, name, callers, actor=actor)
+
+    async def share_limits(
+        self, gateway_id: str, uses: tuple[LimitUse, ...], used_keys: tuple[str, ...]
+    ) -> tuple[LimitShare, ...] | None:
+        """Take a gateway's word on limits that several share, and give it its parts; None: its lease is gone."""
+        return await self._run(self._registry.tenants.share_limits, gateway_id, uses, used_keys)
 
     async def audit(self, after: int, limit: int) -> AuditPage:
         return await self._run(self._registry.audit, after, limit)

@@ -1,7 +1,7 @@
 """The registry actor as gateways and replicas see it: our own errors, retries over a restart, blobs in pieces."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ from registry.errors import RegistryUnavailable
 from registry.pulse import FleetPulse, GatewayPulse, ReplicaPulse
 from registry.types import (
     Activation,
+    AdapterAccess,
     AdapterManifest,
     AdapterRecord,
     AdapterSource,
@@ -19,9 +20,16 @@ from registry.types import (
     CollectReport,
     Event,
     FleetTemplate,
+    KeyRecord,
+    LimitShare,
+    LimitUse,
+    NewKey,
     PushResult,
     ReplicaRecord,
     ReplicaReport,
+    Scope,
+    TenantLimits,
+    TenantRecord,
     VersionStates,
 )
 
@@ -92,6 +100,13 @@ class ServeRegistry:
     async def leave_gateway(self, gateway_id: str) -> None:
         await self._call("leave_gateway", gateway_id)
 
+    async def share_limits(
+        self, gateway_id: str, uses: Sequence[LimitUse], used_keys: Sequence[str]
+    ) -> tuple[LimitShare, ...] | None:
+        """Say what this gateway holds and wants of shared limits. Not repeated: the next one says more."""
+        shares = await self._call("share_limits", gateway_id, tuple(uses), tuple(used_keys), repeat=False)
+        return cast(tuple[LimitShare, ...] | None, shares)
+
     # Blobs.
 
     async def read_blob(self, sha256: str) -> bytes:
@@ -124,6 +139,44 @@ class ServeRegistry:
             while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
                 await self._call("append_upload", upload_id, name, offset, piece)
                 offset += len(piece)
+
+    # Tenants and keys. Making a key is not repeated: a lost answer would leave a key that nobody has seen.
+
+    async def tenants(self) -> tuple[TenantRecord, ...]:
+        return cast(tuple[TenantRecord, ...], await self._call("tenants"))
+
+    async def tenant(self, name: str) -> TenantRecord:
+        return cast(TenantRecord, await self._call("tenant", name))
+
+    async def add_tenant(self, name: str, limits: TenantLimits, *, actor: str) -> TenantRecord:
+        return cast(TenantRecord, await self._call("add_tenant", name, limits, actor, repeat=False))
+
+    async def set_tenant(self, name: str, limits: TenantLimits, *, actor: str) -> TenantRecord:
+        return cast(TenantRecord, await self._call("set_tenant", name, limits, actor))
+
+    async def remove_tenant(self, name: str, *, actor: str) -> None:
+        await self._call("remove_tenant", name, actor, repeat=False)
+
+    async def keys(self, tenant: str | None) -> tuple[KeyRecord, ...]:
+        return cast(tuple[KeyRecord, ...], await self._call("keys", tenant))
+
+    async def new_key(
+        self, tenant: str, scopes: Sequence[Scope], *, expires_at_s: float | None, note: str, actor: str
+    ) -> NewKey:
+        made = await self._call("new_key", tenant, tuple(scopes), expires_at_s, note, actor, repeat=False)
+        return cast(NewKey, made)
+
+    async def rotate_key(self, key_id: str, *, overlap_s: float, expires_at_s: float | None, actor: str) -> NewKey:
+        return cast(NewKey, await self._call("rotate_key", key_id, overlap_s, expires_at_s, actor, repeat=False))
+
+    async def revoke_key(self, key_id: str, *, actor: str) -> KeyRecord:
+        return cast(KeyRecord, await self._call("revoke_key", key_id, actor))
+
+    async def access_of(self, name: str) -> AdapterAccess | None:
+        return cast(AdapterAccess | None, await self._call("access_of", name))
+
+    async def set_callers(self, name: str, callers: Sequence[str], *, actor: str) -> AdapterAccess:
+        return cast(AdapterAccess, await self._call("set_callers", name, tuple(callers), actor))
 
     # Control.
 

@@ -36,6 +36,10 @@ class Authenticator(Protocol):
         """The caller behind these lower-case headers; raises AuthenticationFailed."""
         ...
 
+    def take_used(self) -> tuple[str, ...]:
+        """The ids of keys that were used since the last call."""
+        ...
+
 
 class OpenAuthenticator:
     """Everybody is one tenant with every scope: for servers without keys, which listen on loopback only."""
@@ -45,6 +49,9 @@ class OpenAuthenticator:
 
     async def authenticate(self, headers: Mapping[str, str]) -> Principal:
         return self._principal
+
+    def take_used(self) -> tuple[str, ...]:
+        return ()
 
 
 class KeyAuthenticator:

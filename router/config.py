@@ -1,5 +1,7 @@
 """Configuration of a gateway: limits of a request, of an upload, and the bounds of placement."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 KIB = 1024
@@ -88,5 +90,8 @@ class RouterConfig(Settings):
     """Longest time that an upload or an activation holds its HTTP request to see the alias move."""
     max_events: int = Field(default=1000, ge=1)
     """Most entries one call to `/v1/events` returns."""
+    keys: Literal["auto", "required", "ignored"] = "auto"
+    """Who may call. `auto`: while there has never been a key, everybody, and only where the server listens on loopback;
+    afterwards those that have one. `ignored`: everybody always, for a proxy in front that knows its callers."""
     instance: str = "gateway"
     """Value of the `instance` label of this gateway's own metrics."""

@@ -30,6 +30,8 @@ from registry.types import (
     Event,
     FleetTemplate,
     KeyRecord,
+    LimitShare,
+    LimitUse,
     NewKey,
     PushResult,
     ReplicaRecord,
@@ -81,16 +83,6 @@ class PulseSource(Protocol):
 
     async def pulse_gateway(self, pulse: GatewayPulse) -> FleetPulse: ...
 
-    async def prefetch(self, replica_id: str, digest: str) -> None:
-        """Bring a version nearer to being served, ahead of its requests. Never raises for a replica that is gone."""
-        ...
-
-
-class PulseSource(Protocol):
-    """Where a gateway tells its loads and hears the fleet's: the registry."""
-
-    async def pulse_gateway(self, pulse: GatewayPulse) -> FleetPulse: ...
-
 
 class TenantClient(Protocol):
     """Tenants, keys and access lists of the registry; every method may raise RegistryError subclasses."""
@@ -118,6 +110,14 @@ class TenantClient(Protocol):
     async def access_of(self, name: str) -> AdapterAccess | None: ...
 
     async def set_callers(self, name: str, callers: Sequence[str], *, actor: str) -> AdapterAccess: ...
+
+
+class LimitSharer(Protocol):
+    """Where gateways agree on their parts of tenants' limits."""
+
+    async def share_limits(
+        self, gateway_id: str, uses: Sequence[LimitUse], used_keys: Sequence[str]
+    ) -> Sequence[LimitShare] | None: ...
 
 
 class RegistryClient(TenantClient, Protocol):
@@ -296,19 +296,6 @@ class Gateway:
             if version is not None:
                 await self._fleet.prefetch(replica_id, version)
 
-    def stopping(self, replica_ids: frozenset[str]) -> bool:
-        """Send nothing more to these replicas while there are others; returns whether that is news."""
-        return self.placement.leaving(replica_ids)
-
-    async def exchange(self, gateway_id: str, source: PulseSource) -> None:
-        """One heartbeat: tell loads and demand, hear the fleet's, and warm adapters at the homes they gained."""
-        new_homes = self.placement.hear(await source.pulse_gateway(self.placement.pulse(gateway_id)))
-        adapters = {adapter.name: adapter for adapter in self.catalog.adapters} if new_homes else {}
-        for name, replica_id in new_homes:
-            version = _live(adapters.get(name))
-            if version is not None:
-                await self._fleet.prefetch(replica_id, version)
-
     def take_used(self) -> tuple[str, ...]:
         """The digests that requests were resolved to since the last call."""
         used, self._used = self._used, set()
@@ -317,6 +304,15 @@ class Gateway:
     def wall_s(self) -> float:
         """Seconds since the epoch."""
         return self._wall_clock()
+
+    async def share_limits(self, gateway_id: str, sharer: LimitSharer) -> None:
+        """Say what this gateway holds and wants of tenants' limits, and which keys it has seen; take its new parts.
+
+        Raises RegistryError; the parts stay what they were.
+        """
+        uses, used_keys = self.limits.uses(), self.authenticator.take_used()
+        if uses or used_keys or self.limits.holds_any:
+            self.limits.take(await sharer.share_limits(gateway_id, uses, used_keys) or ())
 
     def generation(self, call: Call) -> "Generation":
         """The call, ready to run."""
@@ -341,12 +337,6 @@ class Gateway:
         """Assert that every place on a replica belongs to an admitted prompt."""
         self.placement.check_integrity()
         assert self.placement.num_leases <= self.admission.num_in_flight, repr(self)
-
-
-def _live(adapter: AdapterRecord | None) -> str | None:
-    """The digest that the adapter's `live` alias serves."""
-    version = None if adapter is None else adapter.version(adapter.aliases.get(LIVE_ALIAS, 0))
-    return None if version is None or version.state is not VersionState.ACTIVE else version.digest
 
 
 def _live(adapter: AdapterRecord | None) -> str | None:

@@ -69,6 +69,11 @@ class TenantGate:
     def __repr__(self) -> str:
         return f"TenantGate({self._meters!r})"
 
+    @property
+    def holds_any(self) -> bool:
+        """Whether this gateway holds parts of limits that another one may need."""
+        return bool(self._meters)
+
     def limits_of(self, tenant: str) -> TenantLimits:
         """What holds for a tenant, with the configuration's defaults."""
         access = self._access()
@@ -139,6 +144,12 @@ class TenantGate:
             if not self._meters[tenant]:
                 del self._meters[tenant]
         return tuple(told)
+
+    async def wait_for_news(self, timeout_s: float) -> None:
+        """Sleep until a request waits for the registry's answer, or for `timeout_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.news.wait()
 
     def take(self, shares: Sequence[LimitShare]) -> None:
         """The registry's answer to `uses`."""

@@ -10,6 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from cluster.console.errors import Refused, Unreachable, WrongUsage
 from registry.types import (
     Activation,
+    AdapterAccess,
     AdapterManifest,
     AdapterRecord,
     AuditPage,
@@ -17,9 +18,13 @@ from registry.types import (
     Event,
     Fault,
     FleetTemplate,
+    KeyRecord,
+    NewKey,
     PushResult,
     Record,
     ReplicaRecord,
+    Scope,
+    TenantRecord,
     VersionRecord,
     VersionStates,
 )
@@ -105,6 +110,36 @@ class ControlClient:
         return _read(
             Activation, self._call("POST", f"/v1/adapters/{name}/rollback", json={"alias": alias, "wait": False})
         )
+
+    def tenants(self) -> list[TenantRecord]:
+        return self._list(TenantRecord, "/v1/tenants")
+
+    def add_tenant(self, name: str, limits: dict[str, Any]) -> TenantRecord:
+        return _read(TenantRecord, self._call("POST", "/v1/tenants", json={"name": name, **limits}))
+
+    def set_tenant(self, name: str, limits: dict[str, Any]) -> TenantRecord:
+        return _read(TenantRecord, self._call("PATCH", f"/v1/tenants/{name}", json=limits))
+
+    def remove_tenant(self, name: str) -> None:
+        self._call("DELETE", f"/v1/tenants/{name}")
+
+    def keys(self, tenant: str | None) -> list[KeyRecord]:
+        return self._list(KeyRecord, "/v1/keys", params={} if tenant is None else {"tenant": tenant})
+
+    def new_key(self, tenant: str, scopes: Sequence[Scope], expires_in_s: float | None, note: str) -> NewKey:
+        body = {"scopes": list(scopes), "expires_in_s": expires_in_s, "note": note}
+        return _read(NewKey, self._call("POST", f"/v1/tenants/{tenant}/keys", json=body))
+
+    def rotate_key(self, key_id: str, overlap_s: float, expires_in_s: float | None) -> NewKey:
+        body = {"overlap_s": overlap_s, "expires_in_s": expires_in_s}
+        return _read(NewKey, self._call("POST", f"/v1/keys/{key_id}/rotate", json=body))
+
+    def revoke_key(self, key_id: str) -> KeyRecord:
+        return _read(KeyRecord, self._call("DELETE", f"/v1/keys/{key_id}"))
+
+    def set_callers(self, name: str, callers: Sequence[str]) -> AdapterAccess:
+        body = {"callers": list(callers)}
+        return _read(AdapterAccess, self._call("PUT", f"/v1/adapters/{name}/callers", json=body))
 
     def activation(self, activation_id: int, *, wait_s: float = 0.0) -> Activation:
         """How far an activation is; the server holds the answer for up to `wait_s` seconds."""

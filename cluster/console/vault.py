@@ -37,7 +37,7 @@ def backup(
     """Copy the registry's rows and bytes to a folder or object store; it may run meanwhile."""
     from registry.errors import RegistryError
 
-    registry = _open(data_dir, database_url, blobs_url, must_exist=True)
+    registry = open_registry(data_dir, database_url, blobs_url, must_exist=True)
     try:
         name, snapshot = registry.backup(to)
     except RegistryError as error:
@@ -61,7 +61,7 @@ def restore(
     """Fill an empty registry from a backup. Stop the fleet first."""
     from registry.errors import RegistryError
 
-    registry = _open(data_dir, database_url, blobs_url, must_exist=False)
+    registry = open_registry(data_dir, database_url, blobs_url, must_exist=False)
     try:
         restored = registry.restore(source, snapshot)
     except RegistryError as error:
@@ -76,7 +76,9 @@ def restore(
 COMMANDS: dict[str, Callable[..., None]] = {"backup": backup, "restore": restore}
 
 
-def _open(data_dir: Path | None, database_url: str | None, blobs_url: str | None, *, must_exist: bool) -> "Registry":
+def open_registry(
+    data_dir: Path | None, database_url: str | None, blobs_url: str | None, *, must_exist: bool
+) -> "Registry":
     """The registry that the options, and for what they leave out the environment, describe."""
     from cluster.config import ConfigError, load_registry
     from registry.errors import RegistryError
