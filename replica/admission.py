@@ -48,6 +48,9 @@ class Admission:
         self._loading: dict[str, RequestGroup] = {}
         self._resident: Counter[str] = Counter()
         """Adapter -> admitted requests that pin its slot."""
+        self._admitted: dict[str, dict[str, RequestGroup]] = {}
+        """Tenant -> its charged requests that have not ended, by key."""
+        queue.follow(self._num_undelivered)
         self._num_admitted = 0
         self._failed: list[tuple[RequestGroup, Exception]] = []
 
@@ -61,6 +64,11 @@ class Admission:
     @property
     def num_loading(self) -> int:
         return len(self._loading)
+
+    @property
+    def num_charged(self) -> int:
+        """Requests that were charged and have not ended."""
+        return sum(map(len, self._admitted.values()))
 
     def push(self, group: RequestGroup) -> None:
         self._queue.push(group)
@@ -81,6 +89,7 @@ class Admission:
         while (group := take()) is not None:
             group.order = self._num_admitted
             self._num_admitted += 1
+            self._admitted.setdefault(group.tenant, {})[group.key] = group
             if group.adapter is None or self._acquire(group, group.adapter):
                 return group
         return None
@@ -96,7 +105,14 @@ class Admission:
             self._queue.remove(group)
             return
         self._release_slot(group)
+        mine = self._admitted[group.tenant]
+        del mine[group.key]
+        if not mine:
+            del self._admitted[group.tenant]
         self._queue.refund(group.tenant, group.num_unused)
+
+    def _num_undelivered(self, tenant: str) -> int:
+        return sum(group.num_unused for group in self._admitted.get(tenant, {}).values())
 
     def _release_slot(self, group: RequestGroup) -> None:
         is_loading = self._loading.pop(group.key, None) is not None
@@ -152,10 +168,14 @@ class Admission:
 
     def check_integrity(self, admitted: Iterable[RequestGroup]) -> None:
         """Assert that the pins are those of `admitted`, the requests beyond this stage that have not ended."""
+        admitted = tuple(admitted)
         holders = [group for group in admitted if group.adapter is not None]
         assert all(group.lease is not None and group.lease.ready for group in holders), (
             "an admitted request lost its slot"
         )
         pinned = Counter(group.adapter for group in holders)
         assert pinned == self._resident, f"requests pin {dict(pinned)}, counts say {dict(self._resident)}"
+        charged = {key for mine in self._admitted.values() for key in mine}
+        assert {group.key for group in admitted} <= charged, "an admitted request is not known as charged"
+        assert len(charged) or not self._resident, "pins without requests"
         assert not any(group.is_admitted for group in self._queue), "an admitted request is still queued"

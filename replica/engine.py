@@ -271,5 +271,5 @@ class Engine:
         with self._mailbox.lock:
             if not len(self._live):
                 assert self._blocks.num_free == self._blocks.num_blocks, f"nothing runs, yet {self._blocks}"
-                num_kept = self._admission.num_waiting + self._admission.num_loading
+                num_kept = self._admission.num_waiting + self._admission.num_loading + self._admission.num_charged
                 assert not num_kept, f"nothing is live, yet {self._admission}"

@@ -94,7 +94,8 @@ class Scheduler:
         self._admit(is_calm=self.num_preemptions == num_preemptions or not self._running)
         works = self._fill_budget()
         if self._stalled and not works:
-            self._preempt(max(self._victims(), key=_by_order))
+            for victim in self._victims()[-1:]:
+                self._preempt(victim)
             return self.schedule()
         return works
 
