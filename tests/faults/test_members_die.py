@@ -1,5 +1,6 @@
 """Replicas and the registry are killed under a real fleet that has traffic; nothing acknowledged is lost."""
 
+import signal
 import subprocess
 import sys
 import threading
@@ -127,6 +128,24 @@ def test_replica_killed_and_replaced_serves_everything(fleet: FleetProcess, base
         assert len(replica["staged"]) >= 1
     for _ in range(6):
         assert ask(fleet, "survivor").json()["choices"][0]["text"] == expected
+
+
+def test_replica_that_hangs_costs_time_and_no_answer(fleet: FleetProcess, base: Path, tmp_path: Path) -> None:
+    """A stopped process keeps its connections: only its silence tells that it is gone."""
+    fleet.cli("push", "patient", new_adapter(base, tmp_path, 8))
+    expected = ask(fleet, "patient").json()["choices"][0]["text"]
+    pid = fleet.pids(REPLICA)[0]
+    with traffic(fleet, "patient") as running:
+        time.sleep(0.3)
+        fleet.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(9.0)
+        finally:
+            fleet.kill(pid, signal.SIGCONT)
+        resumed_s = time.monotonic()
+    assert set(running.answers) == {(200, expected)}
+    assert time.monotonic() - resumed_s < 8.0, "nobody waited for the hung replica beyond its silence and one probe"
+    fleet.wait_ready(2)
 
 
 def test_registry_killed_keeps_every_version_and_watchers_reconnect(
