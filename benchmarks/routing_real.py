@@ -2,7 +2,7 @@
 
     python benchmarks/routing_real.py
 
-Four real replicas in one process whose base sleeps 40 ms a step (8 rows, 12 slots): scheduler, adapter cache and loads
+Four real replicas in one process whose base sleeps 80 ms a step (8 rows, 12 slots): scheduler, adapter cache and loads
 are the engine's own. First a Zipf(1.0) stream over 96 adapters at three quarters of their capacity, the same for
 the fleet's policy, random, and Ray Serve's two, beside a simulation with these times. Then 48 clients on 200 adapters:
 all alike, and with 90 % of requests for one of them.
@@ -47,7 +47,7 @@ NUM_REPLICAS, NUM_TOKENS, NUM_ADAPTERS, NUM_STREAMED = 4, 16, 200, 96
 PACED = Machine(
     num_slots=12,
     num_rows=8,
-    step_s=0.04,
+    step_s=0.08,
     lora_step_s=0,
     adapter_step_s=0,
     prefill_token_s=0,
@@ -74,8 +74,7 @@ class Outcome:
 class Rig:
     """Four paced replicas and the adapters that they serve."""
 
-    def __init__(self, folder: Path, manifests: Sequence[AdapterManifest], replicas: Sequence[Replica]) -> None:
-        self.folder = folder
+    def __init__(self, manifests: Sequence[AdapterManifest], replicas: Sequence[Replica]) -> None:
         self.manifests = manifests
         self.replicas = replicas
         self.index = {manifest.digest: number for number, manifest in enumerate(manifests)}
@@ -145,7 +144,7 @@ async def rig(folder: Path, name: str, base: Path, real: BaseModel, made: tuple[
             await asyncio.to_thread(replica.load)
             for manifest in manifests:
                 await replica.stage(manifest)
-        yield Rig(folder, manifests, replicas)
+        yield Rig(manifests, replicas)
         for replica in replicas:
             await asyncio.to_thread(replica.engine.wait_idle, 5.0)
             replica.check_integrity()
@@ -238,8 +237,8 @@ async def measure(folder: Path, num_streamed: int, num_hot: int, seed: int) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=700)
-    parser.add_argument("--hot-requests", type=int, default=600)
+    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--hot-requests", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
