@@ -106,6 +106,8 @@ class StateCollector(Collector):
         yield _gauges("replica_kv_blocks", f"KV cache blocks of {self._block_size} tokens.", "state", blocks)
         yield _counter("replica_steps", "Steps that computed something.", counts.num_steps)
         yield _counter("replica_preemptions", "Sequences that lost their KV blocks.", counts.num_preemptions)
+        yield _counter("replica_pauses", "Sequences that gave their row to another tenant.", counts.num_pauses)
+        yield _counter("replica_found_tokens", "Tokens whose KV was found again.", counts.num_found_tokens)
 
     def _slots(self, stats: CacheStats) -> Iterable[Metric]:
         yield _gauges("adapter_slots", "Adapter slots by state.", "state", stats.slots_by_state)
