@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CACHE := $(HOME)/.cache/lorafleet
 URL ?= http://127.0.0.1:8000
 
-.PHONY: help install base serve demo test test-services lint bench-cpu soak clean
+.PHONY: help install base serve demo test test-services lint audit bench-cpu soak clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,11 @@ test: base lint  ## everything that needs pip alone
 test-services: install  ## tests against real servers (PostgreSQL, S3); skips, and says so, where one is missing
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[services]'
 	$(BIN)/python -m pytest -m services -rs
+
+audit: install  ## known vulnerabilities of the installed packages; says so where pip-audit cannot be had
+	@if $(BIN)/python -m pip install --quiet pip-audit; \
+	then $(BIN)/python -m pip_audit --skip-editable; \
+	else echo "pip-audit cannot be installed here; nothing was checked"; fi
 
 soak: base  ## long runs
 	$(BIN)/python -m pytest -m soak

@@ -124,4 +124,4 @@ def check_tenant_name(name: str) -> None:
     """Raises InvalidAdapter unless `name` may name a tenant: the grammar is that of adapters."""
     if not is_adapter_name(name):
         message = f"{name[:80]!r} is no tenant's name: 1 to 64 of A-Z a-z 0-9 . _ -, alphanumeric at both ends, no .."
-        raise InvalidAdapter((Fault(code="tenant", message=message, field="tenant"),))
+        raise InvalidAdapter((Fault(code="name", message=message, field="tenant"),))

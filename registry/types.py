@@ -273,19 +273,19 @@ class Scope(StrEnum):
 class TenantLimits(Record):
     """What a tenant may use; None is no limit. Of a tenant's own row, None is what the configuration says."""
 
-    max_concurrent: Annotated[int, Field(ge=1)] | None = None
+    max_concurrent: int | None = Field(default=None, ge=1)
     """Prompts in flight, over all gateways."""
-    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    requests_per_minute: int | None = Field(default=None, ge=1)
     """Prompts in any 60 s, over all gateways."""
-    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
+    tokens_per_minute: int | None = Field(default=None, ge=1)
     """Prompt and output tokens in any 60 s, over all gateways."""
-    max_adapters: Annotated[int, Field(ge=0)] | None = None
+    max_adapters: int | None = Field(default=None, ge=0)
     """Adapters that it owns and that have a version which was not collected."""
-    max_stored_bytes: Annotated[int, Field(ge=0)] | None = None
+    max_stored_bytes: int | None = Field(default=None, ge=0)
     """Bytes of its versions that were not collected; equal content counts once."""
-    max_slots: Annotated[int, Field(ge=1)] | None = None
+    max_slots: int | None = Field(default=None, ge=1)
     """Adapter slots of a replica that its requests may hold at once."""
-    weight: Annotated[float, Field(gt=0, le=1000)] | None = None
+    weight: float | None = Field(default=None, gt=0, le=1000)
     """Its share of a replica's work against other tenants; 1 where nothing says otherwise."""
 
     def over(self, defaults: "TenantLimits") -> "TenantLimits":

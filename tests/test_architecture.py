@@ -19,6 +19,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "registry.errors",
         "registry.catalog",
         "registry.pulse",
+        "registry.keys",
         "replica.messages",
         "replica.errors",
     ),

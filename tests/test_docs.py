@@ -26,6 +26,7 @@ from registry.config import RegistryConfig
 from registry.errors import RegistryError
 from registry.types import (
     Activation,
+    AdapterAccess,
     AdapterRecord,
     AuditEntry,
     AuditPage,
@@ -36,10 +37,14 @@ from registry.types import (
     Event,
     Fault,
     FleetTemplate,
+    KeyRecord,
+    NewKey,
     PushResult,
     ReplicaRecord,
     ReplicaVersionState,
     TemplateRules,
+    TenantLimits,
+    TenantRecord,
     VersionRecord,
     VersionStates,
 )
@@ -55,16 +60,21 @@ from router.metrics import GatewayMetrics
 from router.schemas import (
     HARMLESS,
     AliasBody,
+    CallersBody,
     CanaryBody,
     ChatBody,
     ChatMessage,
     CollectBody,
     CompletionBody,
     HaltBody,
+    KeyBody,
+    LimitsBody,
     PromoteBody,
     QuarantineBody,
     RollbackBody,
+    RotateBody,
     SourceBody,
+    TenantBody,
 )
 from router.vllm_api import LoadBody, UnloadBody
 from tests.router.fakes import FakeFleet, FakeRegistry
@@ -234,6 +244,7 @@ def test_request_field_is_documented_where_it_belongs(body: type[BaseModel]) -> 
         *(AuditPage, AuditEntry, CollectReport, CollectItem, VersionStates, ReplicaVersionState, Canary),
         *(CanaryBody, PromoteBody, HaltBody, QuarantineBody, CollectBody),
         *(AdapterRecord, VersionRecord, Activation, PushResult, ReplicaRecord, Event, Fault, AliasBody, RollbackBody),
+        *(AdapterAccess, TenantRecord, TenantLimits, KeyRecord, NewKey, KeyBody, RotateBody, CallersBody, TenantBody),
         *(SourceBody, LoadBody, UnloadBody, BaseBinding, FleetTemplate, TemplateRules),
     ],
     ids=lambda record: record.__name__,
@@ -257,6 +268,11 @@ BODIES: dict[str, type[BaseModel]] = {
     "/v1/adapters/{name:path}/halt": HaltBody,
     "/v1/adapters/{name:path}/versions/{number}/quarantine": QuarantineBody,
     "/v1/gc": CollectBody,
+    "/v1/adapters/{name:path}/callers": CallersBody,
+    "/v1/tenants": TenantBody,
+    "/v1/tenants/{tenant}": LimitsBody,
+    "/v1/tenants/{tenant}/keys": KeyBody,
+    "/v1/keys/{key_id}/rotate": RotateBody,
 }
 
 
@@ -315,6 +331,7 @@ def gateway_families() -> list[Metric]:
         pass
     metrics.placed("home")
     metrics.answered_error("conflict")
+    metrics.limited("max_concurrent")
     return list(metrics.registry.collect())
 
 
