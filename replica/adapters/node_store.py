@@ -63,6 +63,8 @@ class NodeStore:
         self._manifests = self._folder / "manifests"
         self._bytes = self._folder / "bytes"
         self._partial = self._folder / "partial"
+        self._bound = self._folder / "bytes.bound"
+        """Written under the admission lock only."""
         for place in (self._manifests, self._bytes, self._partial):
             place.mkdir(parents=True, exist_ok=True)
         self._sweep()
@@ -184,6 +186,21 @@ class NodeStore:
             publish(part, path)
 
     def _make_room(self, num_bytes: int) -> None:
+        """Evict what it takes. While there is plenty of room the bound tells, and nobody looks at every file."""
+        bound = self._read_bound()
+        if bound is None or bound + num_bytes > self.max_bytes:
+            self._evict(num_bytes)
+            bound = self.num_bytes
+        self._bound.write_text(str(bound + num_bytes))
+
+    def _read_bound(self) -> int | None:
+        """At most so many bytes are in place; None when nobody knows. Files that left only make it too high."""
+        try:
+            return int(self._bound.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _evict(self, num_bytes: int) -> None:
         """Drop the least recently used files that nobody reads; if that is not enough, wait for readers to end."""
         for wait in (False, True):
             files = self._oldest_first()
@@ -207,7 +224,10 @@ class NodeStore:
         return sorted(found)
 
     def _sweep(self) -> None:
-        """Remove what fetches that died with their process left behind; fetches in progress hold their lock."""
+        """Remove what fetches that died with their process left behind; fetches in progress hold their lock. The bound
+        goes too: who starts looks for itself.
+        """
+        self._bound.unlink(missing_ok=True)
         for lock in self._partial.glob("*.lock"):
             if remove_unread(lock):
                 (self._partial / lock.stem).unlink(missing_ok=True)

@@ -246,3 +246,17 @@ def test_threads_that_stage_one_digest_fetch_once_and_others_run_beside(tmp_path
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(store.stage, [ONE.manifest, TWO.manifest] * 4))
     assert source.num_fetches == 2
+
+
+def test_room_to_spare_is_known_without_a_look_at_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    look = NodeStore._oldest_first
+    monkeypatch.setattr(NodeStore, "_oldest_first", lambda store: looks.append(1) or look(store))
+    store, _ = make_store(tmp_path, ONE, TWO, THREE, max_bytes=2 * SIZE)
+    store.stage(ONE.manifest)
+    after_the_first = len(looks)
+    store.stage(TWO.manifest)
+    assert len(looks) == after_the_first > 0
+    store.stage(THREE.manifest)
+    assert len(looks) > after_the_first
+    assert store.staged() == tuple(sorted((TWO.digest, THREE.digest)))
