@@ -76,7 +76,7 @@ class Channel:
 class ServeFleet:
     """`router.gateway.Fleet` over the replicas' deployment handle."""
 
-    def __init__(self, handle: Any, gateway_id: str, *, silence_s: float = 5.0, probe_timeout_s: float = 2.0) -> None:
+    def __init__(self, handle: Any, gateway_id: str, *, silence_s: float = 5.0, probe_timeout_s: float = 5.0) -> None:
         self._handle = handle
         self._gateway_id = gateway_id
         self._silence_s = silence_s

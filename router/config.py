@@ -36,7 +36,7 @@ class PlacementConfig(Settings):
     """News of the fleet that is older counts for nothing."""
     silence_s: float = Field(default=5.0, gt=0)
     """When a replica has said nothing on a request for so long, it is asked whether it makes progress."""
-    probe_timeout_s: float = Field(default=2.0, gt=0)
+    probe_timeout_s: float = Field(default=5.0, gt=0)
     """Without an answer to that within this time, the replica counts as gone."""
 
 

@@ -48,13 +48,16 @@ class Traffic:
         self._fleet, self._model, self._max_tokens = fleet, model, max_tokens
         self._stop = threading.Event()
         self.answers: list[tuple[int, str]] = []
+        self.slowest_s = 0.0
         self._threads = [threading.Thread(target=self._run) for _ in range(4)]
 
     def _run(self) -> None:
         while not self._stop.is_set():
+            asked_s = time.monotonic()
             response = ask(self._fleet, self._model, self._max_tokens)
             text = response.json()["choices"][0]["text"] if response.status_code == 200 else response.text
             self.answers.append((response.status_code, text))
+            self.slowest_s = max(self.slowest_s, time.monotonic() - asked_s)
 
     @property
     def failures(self) -> list[tuple[int, str]]:
@@ -139,12 +142,11 @@ def test_replica_that_hangs_costs_time_and_no_answer(fleet: FleetProcess, base: 
         time.sleep(0.3)
         fleet.kill(pid, signal.SIGSTOP)
         try:
-            time.sleep(9.0)
+            time.sleep(16.0)
         finally:
             fleet.kill(pid, signal.SIGCONT)
-        resumed_s = time.monotonic()
     assert set(running.answers) == {(200, expected)}
-    assert time.monotonic() - resumed_s < 8.0, "nobody waited for the hung replica beyond its silence and one probe"
+    assert running.slowest_s < 16.0, "nobody waited for the hung replica beyond its silence and one probe"
     fleet.wait_ready(2)
 
 
