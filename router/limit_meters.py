@@ -54,7 +54,7 @@ class Meter:
         self.limit = limit
         self.counter = COUNTERS[limit]()
         self.granted = granted
-        self._target = granted or 0
+        self._target: int | None = None
         self._refused = 0
         self._wanted = 0
 
@@ -62,13 +62,18 @@ class Meter:
         return f"Meter({self.limit}, {self.counter!r}, granted {self.granted}, target {self._target})"
 
     def has_room(self, amount: int, now_s: float) -> bool:
-        """Whether `amount` more may be used."""
-        return self.counter.used(now_s) + amount <= (self.granted or 0)
+        """Whether `amount` more may be used: not above the target either, or a busy gateway would never come down."""
+        return self.counter.used(now_s) + amount <= self._room
+
+    @property
+    def _room(self) -> int:
+        granted = self.granted or 0
+        return granted if self._target is None else min(granted, self._target)
 
     def refuse(self, amount: int, now_s: float) -> int:
         """Note that so much was asked for in vain; returns in how many seconds to try again."""
         self._refused += amount
-        missing = self.counter.used(now_s) + amount - (self.granted or 0)
+        missing = self.counter.used(now_s) + amount - self._room
         return max(1, math.ceil(self.counter.wait_s(missing, now_s)))
 
     def use(self, tenant: str, ceiling: int, now_s: float) -> LimitUse | None:
@@ -76,7 +81,8 @@ class Meter:
         `ceiling` is the whole limit."""
         used = self.counter.used(now_s)
         wanted = min(ceiling, max(used + self._refused, self._wanted // 2))
-        held = min(self.granted or 0, max(used, min(self._target, ceiling)))
+        target = ceiling if self._target is None else min(self._target, ceiling)
+        held = min(self.granted or 0, max(used, target))
         has_news = self.granted is None or used or wanted or self._wanted or held < self.granted
         self._refused, self._wanted = 0, wanted
         if self.granted is not None:

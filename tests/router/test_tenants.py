@@ -391,7 +391,7 @@ async def test_gateway_waits_for_its_first_part_and_keeps_to_it() -> None:
     async def answer_once() -> None:
         await door.wait_for_news(1.0)
         assert door.uses() == (LimitUse(tenant="t", limit="max_concurrent", held=0, wanted=0),)
-        door.take([LimitShare(tenant="t", limit="max_concurrent", granted=2, target=1)])
+        door.take([LimitShare(tenant="t", limit="max_concurrent", granted=2, target=2)])
 
     waiting = asyncio.create_task(answer_once())
     await door.ready("t")
@@ -400,6 +400,7 @@ async def test_gateway_waits_for_its_first_part_and_keeps_to_it() -> None:
         with pytest.raises(TenantLimitReached), door.admit("t", 1, 1):
             pass
         assert door.uses() == (LimitUse(tenant="t", limit="max_concurrent", held=2, wanted=3),)
+        door.take([LimitShare(tenant="t", limit="max_concurrent", granted=2, target=1)])
     assert door.uses() == (LimitUse(tenant="t", limit="max_concurrent", held=1, wanted=1),)
     with pytest.raises(TenantLimitReached), door.admit("t", 2, 1):
         pass
