@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from replica.sequence import State
 from replica.shares import divide
 from tests.fake_device import FakeLink
-from tests.replica.engine.harness import Bench
+from tests.replica.engine.harness import Bench, make_request
 
 
 @given(
@@ -174,3 +175,20 @@ def test_requests_that_are_abandoned_leave_nothing() -> None:
 @pytest.mark.soak
 def test_ten_thousand_requests_of_which_half_are_abandoned_leave_nothing() -> None:
     abandon(10_000)
+
+
+@pytest.mark.parametrize(("spread", "most"), [(2, 1.15), (1, 2.5)])
+def test_a_tenant_at_two_replicas_counts_once_when_its_requests_say_so(spread: int, most: float) -> None:
+    served = Counter[str]()
+    for name in ("left", "right"):
+        bench = Bench(num_blocks=400, max_num_seqs=6, max_waiting=2000)
+        for index in range(60):
+            bench.submit(f"{name}{index}", [1] * 6, 6, tenant=name)
+            bench.engine.submit(
+                replace(make_request(f"b{index}", [2] * 6, 6, tenant="both"), spread=spread), bench.outbox
+            )
+        for _ in range(60):
+            bench.step()
+        for request_id, _ in bench.outbox.reasons:
+            served["both" if request_id.startswith("b") else name] += 1
+    assert (most - 0.6) < served["both"] / ((served["left"] + served["right"]) / 2) <= most
