@@ -64,12 +64,14 @@ class RandomOrder:
         self._members = sorted(members)
         self._random = random.Random(seed)
 
-    def rank(self, name: str | None, loads: Mapping[str, int], exclude: Iterable[str] = ()) -> Sequence[str]:
+    def choose(
+        self, name: str | None, loads: Mapping[str, int], exclude: Iterable[str] = (), standing: Any = None
+    ) -> str | None:
         order = [member for member in self._members if member not in set(exclude)]
-        return self._random.sample(order, len(order))
+        return self._random.choice(order) if order else None
 
-    def home(self, name: str) -> None:
-        return None
+    def homes(self, name: str) -> tuple[()]:
+        return ()
 
 
 class Watcher:
@@ -80,11 +82,11 @@ class Watcher:
         self._placement, self._place, self._bound = placement, placement.place, placement.policy.bound
         placement.place = self.place  # type: ignore[method-assign]
 
-    def place(self, name: str | None, exclude: Any = ()) -> Any:
+    def place(self, name: str | None, exclude: Any = (), digest: str | None = None) -> Any:
         replica_ids = [member.replica_id for member in self._members]
         loads = {replica_id: self._placement.load(replica_id) for replica_id in replica_ids}
         bound = self._bound(loads, replica_ids)
-        lease = self._place(name, exclude)
+        lease = self._place(name, exclude, digest)
         self.worst_over_bound = max(self.worst_over_bound, loads[lease.replica_id] + 1 - bound)
         return lease
 

@@ -110,11 +110,11 @@ class AffinityPolicy:
         order, place = self._places(name, loads, frozenset(exclude), standing)
         return self._ids[min(order, key=place)] if order else None
 
-    def bound(self, loads: Mapping[str, int], replica_ids: Collection[str], weight: float = 1.0) -> int:
-        """The load bound over `replica_ids` at the loads of this moment, for a replica of that weight."""
+    def bound(self, loads: Mapping[str, int], replica_ids: Collection[str], weight: float | None = None) -> int:
+        """The load bound over `replica_ids` at the loads of this moment, for a replica of that weight (None: mean)."""
         total = sum(loads.get(replica_id, 0) for replica_id in replica_ids)
         whole = math.fsum(member.weight for member in self._members if member.replica_id in replica_ids)
-        return self._bound(total, whole, weight)
+        return self._bound(total, whole, whole / len(replica_ids) if weight is None else weight)
 
     def _bound(self, total: int, whole: float, weight: float) -> int:
         return max(self._min_bound, math.ceil(self._load_factor * (total + 1) * (weight / whole)))
