@@ -342,12 +342,6 @@ class Registry:
             for replica_id in replica_ids:
                 members.mark_leaving(tx, replica_id)
 
-    def mark_leaving(self, replica_ids: Sequence[str]) -> None:
-        """Take replicas that are shutting down out of the catalog; they keep their leases and end what they have."""
-        with self._database.write() as tx:
-            for replica_id in replica_ids:
-                members.mark_leaving(tx, replica_id)
-
     def leave_replica(self, replica_id: str) -> None:
         with self._database.write() as tx:
             members.leave(tx, replica_id)

@@ -14,8 +14,6 @@ from registry.catalog import Catalog
 from registry.config import RegistryConfig
 from registry.pulse import FleetPulse, GatewayPulse, ReplicaPulse
 from registry.pulse_board import PulseBoard
-from registry.pulse import FleetPulse, GatewayPulse, ReplicaPulse
-from registry.pulse_board import PulseBoard
 from registry.service import Registry
 from registry.types import AdapterManifest, BaseSpec, CatalogDelta, ReplicaRecord, ReplicaReport
 from registry.watch import Watch
@@ -35,7 +33,6 @@ class LocalRegistry:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self.watcher = Watch(registry, poll_interval_s=0.1)
-        self.board = PulseBoard()
         self.board = PulseBoard()
 
     async def _change(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -192,11 +189,6 @@ class LocalRegistry:
             await self._change("mark_leaving", pulse.gone)
         return self.board.exchange(pulse)
 
-    async def pulse_gateway(self, pulse: GatewayPulse) -> FleetPulse:
-        if pulse.gone:
-            await self._change("mark_leaving", pulse.gone)
-        return self.board.exchange(pulse)
-
 
 class LocalReplicas:
     """`router.gateway.Fleet` over replicas in this process."""
@@ -209,9 +201,6 @@ class LocalReplicas:
 
     async def stop_choice(self, replica_id: str, request_id: str, index: int) -> None:
         self._replicas[replica_id].abort(request_id, index)
-
-    async def prefetch(self, replica_id: str, digest: str) -> None:
-        self._replicas[replica_id].warm(digest)
 
     async def prefetch(self, replica_id: str, digest: str) -> None:
         self._replicas[replica_id].warm(digest)

@@ -47,7 +47,6 @@ class FakeFleet:
         self.stopped: list[tuple[str, str, int]] = []
         self.closed: list[str] = []
         self.prefetched: list[tuple[str, str]] = []
-        self.prefetched: list[tuple[str, str]] = []
         self.hang = False
         self.num_open = 0
         self.texts: dict[str, bytes] = {}
@@ -78,9 +77,6 @@ class FakeFleet:
 
     async def metrics(self) -> Mapping[str, bytes]:
         return self.texts
-
-    async def prefetch(self, replica_id: str, digest: str) -> None:
-        self.prefetched.append((replica_id, digest))
 
     async def prefetch(self, replica_id: str, digest: str) -> None:
         self.prefetched.append((replica_id, digest))
