@@ -50,7 +50,6 @@ class Admission:
         """Adapter -> admitted requests that pin its slot."""
         self._admitted: dict[str, dict[str, RequestGroup]] = {}
         """Tenant -> its charged requests that have not ended, by key."""
-        queue.follow(self._num_undelivered)
         self._num_admitted = 0
         self._failed: list[tuple[RequestGroup, Exception]] = []
 
@@ -110,9 +109,6 @@ class Admission:
         if not mine:
             del self._admitted[group.tenant]
         self._queue.refund(group.tenant, group.num_unused)
-
-    def _num_undelivered(self, tenant: str) -> int:
-        return sum(group.num_unused for group in self._admitted.get(tenant, {}).values())
 
     def _release_slot(self, group: RequestGroup) -> None:
         is_loading = self._loading.pop(group.key, None) is not None

@@ -40,8 +40,7 @@ class WaitingQueue(Protocol[T]):
     """An admission policy. Within a tenant, the first request in arrival order that may be admitted goes first.
 
     With a preference, one that it likes may go ahead of one that it does not, for a bounded time. `take_ahead` is for
-    when there is no room but for those with a claim: one that its tenant can pay for in this round, or None. A policy
-    that charges ahead may `follow` how many of the tokens it charged a tenant have not been computed yet.
+    when there is no room but for those with a claim: one that its tenant can pay for in this round, or None.
     """
 
     def push(self, item: T) -> None: ...
@@ -49,7 +48,6 @@ class WaitingQueue(Protocol[T]):
     def take_ahead(self, may_admit: Callable[[T], bool], claims: Callable[[T], bool]) -> T | None: ...
     def remove(self, item: T) -> bool: ...
     def refund(self, tenant: str, tokens: int) -> None: ...
-    def follow(self, undelivered: Callable[[str], int]) -> None: ...
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[T]: ...
 
@@ -126,9 +124,6 @@ class ArrivalQueue(Generic[T]):
     def refund(self, tenant: str, tokens: int) -> None:
         """Nothing was charged, so nothing comes back."""
 
-    def follow(self, undelivered: Callable[[str], int]) -> None:
-        """Arrival order asks nobody."""
-
 
 class _Tenant(Generic[T]):
     """A tenant with waiting requests: its queue and the tokens it may still be charged."""
@@ -147,46 +142,41 @@ class FairQueue(Generic[T]):
     """Deficit round robin over tenants (Shreedhar and Varghese, SIGCOMM 1995), charged in tokens.
 
     Every round adds `quantum` x weight tokens to each tenant that has a request to admit; a request goes when its
-    tenant's deficit covers its cost, and a new round begins when nobody's does. Within a round the tenant goes first
-    that was served least for its weight: that has most of its deficit left, and of its charges undelivered. One that
-    comes in the middle of a round has as much as the one with the most.
+    tenant's deficit covers its cost. A tenant whose requests may not be admitted just now keeps its deficit and earns
+    none; a tenant with nothing waiting has none. Rounds in which nobody could afford anything are taken in one stride,
+    so a call costs one pass over the tenants however large the costs are.
 
-    A tenant whose requests may not be admitted just now keeps its deficit and earns none; a tenant with nothing waiting
-    has none, and what it left behind is its own again only within the same round. Rounds in which nobody could afford
-    anything are taken in one stride, so a call costs one pass over the tenants however large the costs are.
-
-    A liked request that goes ahead is charged to its own tenant, out of what that has in this round. So no round begins
-    while somebody's turn is passed, and the shares stay as they were.
+    A liked request that goes ahead is charged to its own tenant, out of what that has in this round: its quantum may
+    come early, never twice. So no round begins while somebody's turn is passed, and the shares stay as they were.
     """
 
     def __init__(self, quantum: int) -> None:
         self._quantum = quantum
-        self._tenants: dict[str, _Tenant[T]] = {}
-        """Tenants with waiting requests."""
-        self._undelivered: Callable[[str], int] = lambda tenant: 0
+        self._ring: OrderedDict[str, _Tenant[T]] = OrderedDict()
+        """Tenants with waiting requests; the first one has the turn."""
+        self._paid: set[str] = set()
+        """Who has had this round's quantum: the first of the ring, and those that went ahead of it."""
         self._left: dict[str, float] = {}
-        """What those have that went in this round and have nothing waiting now."""
+        """What those that went ahead and have nothing waiting left of it; theirs again should they return in time."""
 
     def __len__(self) -> int:
-        return sum(len(tenant.queue) for tenant in self._tenants.values())
+        return sum(len(tenant.queue) for tenant in self._ring.values())
 
     def __iter__(self) -> Iterator[T]:
-        return (item for tenant in self._tenants.values() for item in tenant.queue)
+        return (item for tenant in self._ring.values() for item in tenant.queue)
 
     def __repr__(self) -> str:
-        return f"FairQueue(waiting={len(self)}, tenants={len(self._tenants)}, quantum={self._quantum})"
+        return f"FairQueue(waiting={len(self)}, tenants={len(self._ring)}, quantum={self._quantum})"
 
     def deficit(self, tenant: str) -> float:
-        """Tokens that `tenant` may be charged before it must wait for the next round; 0 when nothing waits."""
-        return self._tenants[tenant].deficit if tenant in self._tenants else 0.0
+        """Tokens that `tenant` may be charged before it must wait for its next turn; 0 when nothing waits."""
+        return self._ring[tenant].deficit if tenant in self._ring else 0.0
 
     def push(self, item: T) -> None:
-        tenant = self._tenants.get(item.tenant)
-        if tenant is None:
-            most = max(map(self._rank, self._tenants.values()), default=0.0)
-            tenant = self._tenants[item.tenant] = _Tenant()
-            tenant.deficit = min(max(most, 0.0) * item.weight, self._left.pop(item.tenant, math.inf))
-        tenant.push(item)
+        if item.tenant not in self._ring:
+            self._ring[item.tenant] = _Tenant()
+            self._ring[item.tenant].deficit = self._left.pop(item.tenant, 0.0)
+        self._ring[item.tenant].push(item)
 
     def take(self, may_admit: Callable[[T], bool], preference: Preference[T] | None = None) -> T | None:
         """Remove, charge and return the request whose turn it is among those that may be admitted, or a liked one."""
@@ -201,97 +191,102 @@ class FairQueue(Generic[T]):
         """Remove, charge and return a tenant's first request if it `claims` its place; no round begins for it."""
         if self._next_turn(may_admit) is None:
             return None
-        for item in self._payers(self._wishes(may_admit)):
-            if claims(item):
+        for name, tenant in self._ring.items():
+            item = tenant.queue.peek(may_admit)
+            if item is not None and self._could_pay(name, tenant, item) and claims(item):
                 self._charge(item, may_admit, None)
                 return item
         return None
 
+    def _charge(self, item: T, may_admit: Callable[[T], bool], preference: Preference[T] | None) -> None:
+        tenant = self._ring[item.tenant]
+        self._pay(item.tenant, tenant, item)
+        tenant.deficit -= item.cost
+        tenant.queue.take_chosen(item, may_admit, preference)
+        self._forget_idle(item.tenant)
+
     def _next_turn(self, may_admit: Callable[[T], bool]) -> T | None:
-        """The request whose turn it is, after as many rounds as it takes until one can be paid for."""
+        """Go round until the first of the ring can pay for its request, and return that."""
         wishes = self._wishes(may_admit)
         if not wishes:
             return None
-        if not self._payers(wishes):
-            self._begin_round(wishes)
-        return self._payers(wishes)[0]
+        self._skip_idle_rounds(wishes)
+        while True:
+            name, tenant = next(iter(self._ring.items()))
+            item = wishes.get(name)
+            if item is not None and self._pay(name, tenant, item):
+                return item
+            self._pass_turn(name)
+
+    def _ahead_of(self, turn: T, may_admit: Callable[[T], bool], preference: Preference[T]) -> T:
+        """A liked request that goes although it is the turn of `turn`, or `turn` itself."""
+        owner = self._ring[turn.tenant].queue
+        if not owner.may_pass(turn, preference):
+            return turn
+        for name, tenant in self._ring.items():
+            item = tenant.queue.choose(may_admit, preference)
+            if item is not None and preference.likes(item) and self._could_pay(name, tenant, item):
+                owner.note_passed(turn, preference.now_s)
+                return item
+        return turn
 
     def _wishes(self, may_admit: Callable[[T], bool]) -> dict[str, T]:
-        peeked = ((name, tenant.queue.peek(may_admit)) for name, tenant in self._tenants.items())
+        peeked = ((name, tenant.queue.peek(may_admit)) for name, tenant in self._ring.items())
         return {name: item for name, item in peeked if item is not None}
 
-    def _payers(self, wishes: dict[str, T]) -> list[T]:
-        """The wishes that can be paid for in this round, in the order of their turns."""
-        able = [name for name, item in wishes.items() if self._tenants[name].deficit >= item.cost]
-        able.sort(key=self._unserved, reverse=True)
-        return [wishes[name] for name in able]
-
-    def _begin_round(self, wishes: dict[str, T]) -> None:
-        """Pay out all rounds until somebody can afford its request."""
-        self._left.clear()
-        rounds = min(self._num_rounds(name, item) for name, item in wishes.items())
-        for name in wishes:
-            tenant = self._tenants[name]
-            tenant.deficit += rounds * self._earns(tenant)
+    def _skip_idle_rounds(self, wishes: dict[str, T]) -> None:
+        """Pay out at once all rounds but the last before somebody can afford its request."""
+        rounds = min(self._num_rounds(name, item) for name, item in wishes.items()) - 1
+        if rounds > 0:
+            for name in wishes:
+                self._ring[name].deficit += rounds * self._earns(self._ring[name])
 
     def _num_rounds(self, name: str, item: T) -> int:
-        tenant = self._tenants[name]
+        tenant = self._ring[name]
         return math.ceil((item.cost - tenant.deficit) / self._earns(tenant))
 
     def _earns(self, tenant: _Tenant[T]) -> float:
         return max(1.0, self._quantum * tenant.weight)
 
-    def follow(self, undelivered: Callable[[str], int]) -> None:
-        self._undelivered = undelivered
+    def _pay(self, name: str, tenant: _Tenant[T], item: T) -> bool:
+        """Whether the tenant can pay for `item`, after it was given this round's quantum if that takes it."""
+        if tenant.deficit < item.cost and name not in self._paid:
+            self._paid.add(name)
+            tenant.deficit += self._earns(tenant)
+        return tenant.deficit >= item.cost
 
-    def _unserved(self, name: str) -> float:
-        """Tokens for a unit of weight that the tenant is still to get of what it earned."""
-        tenant = self._tenants[name]
-        return (tenant.deficit + self._undelivered(name)) / tenant.weight
+    def _could_pay(self, name: str, tenant: _Tenant[T], item: T) -> bool:
+        return tenant.deficit + (0 if name in self._paid else self._earns(tenant)) >= item.cost
 
-    @staticmethod
-    def _rank(tenant: _Tenant[T]) -> float:
-        return tenant.deficit / tenant.weight
+    def _pass_turn(self, name: str) -> None:
+        self._ring.move_to_end(name)
+        self._end_turn(name)
 
-    def _ahead_of(self, turn: T, may_admit: Callable[[T], bool], preference: Preference[T]) -> T:
-        """A liked request that goes although it is the turn of `turn`, or `turn` itself."""
-        owner = self._tenants[turn.tenant].queue
-        if not owner.may_pass(turn, preference):
-            return turn
-        for tenant in sorted(self._tenants.values(), key=self._rank, reverse=True):
-            item = tenant.queue.choose(may_admit, preference)
-            if item is not None and preference.likes(item) and tenant.deficit >= item.cost:
-                owner.note_passed(turn, preference.now_s)
-                return item
-        return turn
-
-    def _charge(self, item: T, may_admit: Callable[[T], bool], preference: Preference[T] | None) -> None:
-        tenant = self._tenants[item.tenant]
-        tenant.deficit -= item.cost
-        tenant.queue.take_chosen(item, may_admit, preference)
-        self._left[item.tenant] = tenant.deficit
-        self._forget_idle(item.tenant)
+    def _end_turn(self, name: str) -> None:
+        """Others that went ahead and are still here had their quantum early; those that left owe nothing now."""
+        self._paid.discard(name)
+        self._paid.intersection_update(self._ring)
+        self._left.clear()
 
     def _forget_idle(self, name: str) -> None:
-        """Of one with nothing waiting only what it left in this round is known; when nobody waits, nothing is."""
-        if not len(self._tenants[name].queue):
-            del self._tenants[name]
-        else:
-            self._left.pop(name, None)
-        if not self._tenants:
-            self._left.clear()
+        if not len(self._ring[name].queue):
+            had_turn = next(iter(self._ring)) == name
+            tenant = self._ring.pop(name)
+            if had_turn:
+                self._end_turn(name)
+            elif name in self._paid:
+                self._left[name] = tenant.deficit
 
     def remove(self, item: T) -> bool:
         """Take `item` out without charging it; False when it was not waiting."""
-        tenant = self._tenants.get(item.tenant)
+        tenant = self._ring.get(item.tenant)
         if tenant is None or not tenant.queue.remove(item):
             return False
-        self._left[item.tenant] = tenant.deficit
         self._forget_idle(item.tenant)
         return True
 
     def refund(self, tenant: str, tokens: int) -> None:
         """Give back up to one quantum of what was charged and not used; an idle tenant gets nothing."""
-        if tenant in self._tenants and tokens > 0:
-            entry = self._tenants[tenant]
+        if tenant in self._ring and tokens > 0:
+            entry = self._ring[tenant]
             entry.deficit += min(tokens, self._earns(entry))

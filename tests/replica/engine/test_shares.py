@@ -158,7 +158,7 @@ def abandon(num_requests: int, seed: int = 0) -> None:
     bench.finish()
     queue, admission, blocks = bench.engine._admission._queue, bench.engine._admission, bench.engine._blocks
     assert not len(queue)
-    assert not queue._tenants  # type: ignore[attr-defined]
+    assert not queue._ring  # type: ignore[attr-defined]
     assert not queue._left  # type: ignore[attr-defined]
     assert not admission.num_charged
     assert not admission._resident
