@@ -189,6 +189,8 @@ class SimReplica:
             del self._in_batch[request.adapter]
         self._slots.release(request.adapter)
         request.done_s = now_s
+        # The first token's time was foreseen with the step time of that batch; a smaller batch may have been faster.
+        request.first_token_s = min(request.first_token_s, now_s)
         self._ended(request)
         while self._blocked and self._acquire(self._blocked[0], now_s):
             self._blocked.popleft()

@@ -107,6 +107,13 @@ def test_every_request_is_answered_whatever_the_sizes(
         assert all(request.done_s > request.at_s for request in simulation.requests)
 
 
+def test_a_first_token_is_never_later_than_the_end_when_the_batch_shrinks() -> None:
+    workload = stream((0.0, 0, 1), (0.0, 0, 1), (0.0, 0, 2), (0.0, 0, 2), (0.0, 1, 1))
+    machine = Machine(num_slots=2, num_rows=2, num_host_adapters=2, step_s=0.5)
+    requests = run(workload, machine).requests
+    assert all(request.first_token_s <= request.done_s for request in requests)
+
+
 def test_same_seed_gives_the_same_figures() -> None:
     made = [workloads.zipf(500, 50, 64, 1.0, seed) for seed in (3, 3, 4)]
     results = [run(each, Machine(), Affinity(2, each.names(), PlacementConfig()), 2).outcome() for each in made]
