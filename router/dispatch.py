@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from replica.errors import EngineDead, Overloaded, ReplicaDraining, UnknownAdapter
@@ -82,7 +83,7 @@ class Dispatch:
             try:
                 with self._placement.place(self._adapter_name, self._tried, self._request.adapter) as lease:
                     self._replica_id = lease.replica_id
-                    async with closing(self._fleet.generate(lease.replica_id, self._request)) as stream:
+                    async with closing(self._stream(lease.replica_id)) as stream:
                         async for chunks in stream:
                             if self._is_whole or not started:
                                 _raise_retryable(chunks)
@@ -103,6 +104,14 @@ class Dispatch:
                 if self._tried:
                     raise self._verdict() from None
                 raise
+
+    async def _stream(self, replica_id: str) -> AsyncIterator[Sequence[TokenChunk]]:
+        """The replica's messages, which is told at how many replicas the tenant has requests."""
+        with self._placement.spread.at(self._request.tenant, replica_id) as spread:
+            request = replace(self._request, spread=spread)
+            async with closing(self._fleet.generate(replica_id, request)) as stream:
+                async for chunks in stream:
+                    yield chunks
 
     def _failed(self, replica_id: str, error: Exception) -> None:
         self._tried[replica_id] = error

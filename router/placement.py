@@ -15,6 +15,7 @@ from router.config import PlacementConfig
 from router.errors import NoReplica
 from router.fleet_news import FleetNews
 from router.preferences import Member
+from router.spread import TenantSpread
 from router.suspicion import Suspicion
 
 Kind = Literal["home", "spill", "base"]
@@ -53,6 +54,7 @@ class Placement:
     ) -> None:
         self._policy = AffinityPolicy(config.load_factor, config.min_load_bound, config.home_factor)
         self._weigh_slots = config.weigh_slots
+        self.spread = TenantSpread()
         self._own: Counter[str] = Counter()
         self._loads: Counter[str] = Counter()
         """Own requests and, while the news is fresh, those of other gateways."""
