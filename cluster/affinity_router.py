@@ -24,7 +24,7 @@ class AffinityRouter(RequestRouter):
         super().__init__(*args, **kwargs)
         self._pending_by_metadata: dict[int, PendingRequest] = {}
 
-    def initialize_state(self, load_factor: float = 1.25, min_load_bound: int = 10, home_factor: float = 1.1) -> None:
+    def initialize_state(self, load_factor: float = 1.25, min_load_bound: int = 16, home_factor: float = 1.1) -> None:
         """Takes `router.config.PlacementConfig`'s bounds; Serve calls it once with the router's keyword arguments."""
         self._policy = AffinityPolicy(load_factor, min_load_bound, home_factor)
 

@@ -22,7 +22,7 @@ class PlacementConfig(Settings):
     """
 
     load_factor: float = Field(default=1.25, ge=1)
-    min_load_bound: int = Field(default=10, ge=1)
+    min_load_bound: int = Field(default=16, ge=1)
     home_factor: float = Field(default=1.1, ge=1)
     suspect_s: float = Field(default=2.0, ge=0)
     """How long a replica that was found gone or draining is asked last; twice as long each time it happens again."""

@@ -155,5 +155,5 @@ def body(model: str, max_tokens: int, is_streamed: bool) -> bytes:
 async def test_affinity_keeps_adapters_in_their_slots_and_load_under_its_bound(tmp_path: Path) -> None:
     ours, at_random = await compare(Mix(max_tokens=4), tmp_path)
     assert ours.worst_over_bound <= 0
-    assert ours.hit_rate >= 0.72
-    assert ours.hit_rate > at_random.hit_rate + 0.05
+    assert ours.hit_rate >= 0.74
+    assert ours.hit_rate >= 1.2 * at_random.hit_rate
