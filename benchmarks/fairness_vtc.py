@@ -90,9 +90,6 @@ class VtcQueue:
     def refund(self, tenant: str, tokens: int) -> None:
         """Nothing was charged ahead."""
 
-    def follow(self, undelivered: Callable[[str], int]) -> None:
-        """It counts for itself."""
-
     def _charge(self, name: str, cost: float) -> None:
         self._counters[name] += cost / self._weights[name]
 

@@ -48,8 +48,8 @@ class Admission:
         self._loading: dict[str, RequestGroup] = {}
         self._resident: Counter[str] = Counter()
         """Adapter -> admitted requests that pin its slot."""
-        self._admitted: dict[str, dict[str, RequestGroup]] = {}
-        """Tenant -> its charged requests that have not ended, by key."""
+        self._charged: set[str] = set()
+        """Keys of the requests that were charged and have not ended."""
         self._num_admitted = 0
         self._failed: list[tuple[RequestGroup, Exception]] = []
 
@@ -67,7 +67,7 @@ class Admission:
     @property
     def num_charged(self) -> int:
         """Requests that were charged and have not ended."""
-        return sum(map(len, self._admitted.values()))
+        return len(self._charged)
 
     def push(self, group: RequestGroup) -> None:
         self._queue.push(group)
@@ -88,7 +88,7 @@ class Admission:
         while (group := take()) is not None:
             group.order = self._num_admitted
             self._num_admitted += 1
-            self._admitted.setdefault(group.tenant, {})[group.key] = group
+            self._charged.add(group.key)
             if group.adapter is None or self._acquire(group, group.adapter):
                 return group
         return None
@@ -104,10 +104,7 @@ class Admission:
             self._queue.remove(group)
             return
         self._release_slot(group)
-        mine = self._admitted[group.tenant]
-        del mine[group.key]
-        if not mine:
-            del self._admitted[group.tenant]
+        self._charged.remove(group.key)
         self._queue.refund(group.tenant, group.num_unused)
 
     def _release_slot(self, group: RequestGroup) -> None:
@@ -171,7 +168,6 @@ class Admission:
         )
         pinned = Counter(group.adapter for group in holders)
         assert pinned == self._resident, f"requests pin {dict(pinned)}, counts say {dict(self._resident)}"
-        charged = {key for mine in self._admitted.values() for key in mine}
-        assert {group.key for group in admitted} <= charged, "an admitted request is not known as charged"
-        assert len(charged) or not self._resident, "pins without requests"
+        assert {group.key for group in admitted} <= self._charged, "an admitted request is not known as charged"
+        assert self._charged or not self._resident, "pins without requests"
         assert not any(group.is_admitted for group in self._queue), "an admitted request is still queued"
