@@ -30,5 +30,5 @@ class TenantSpread:
             replicas[replica_id] -= 1
             if not replicas[replica_id]:
                 del replicas[replica_id]
-            if not replicas and self._requests.get(tenant) is replicas:
+            if not replicas:
                 del self._requests[tenant]

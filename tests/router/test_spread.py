@@ -66,3 +66,34 @@ async def test_requests_tell_at_how_many_replicas_their_tenant_is() -> None:
     assert len({replica for replica, _ in fleet.sent}) == 2
     assert [spread for _, spread in fleet.sent] == [1, 2, 2]
     assert not len(placement.spread)
+
+
+async def test_a_client_that_vanishes_is_counted_no_more() -> None:
+    placement, fleet = Placement(PlacementConfig()), RecordingFleet()
+    placement.update([], [replica_record(0)])
+    request = GenerateRequest("a", "acme", None, (1,), SamplingParams(max_tokens=4))
+    chunks = Dispatch(placement, fleet, request, None, 2).chunks()
+    waiting = asyncio.ensure_future(anext(chunks))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (len(placement.spread), placement.num_leases) == (1, 1)
+
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+    assert (len(placement.spread), placement.num_leases) == (0, 0)
+
+
+async def test_a_stream_closed_half_way_is_counted_no_more() -> None:
+    placement, fleet = Placement(PlacementConfig()), RecordingFleet()
+    placement.update([], [replica_record(0)])
+    fleet.end.set()
+    request = GenerateRequest("a", "acme", None, (1,), SamplingParams(max_tokens=4))
+    chunks = Dispatch(placement, fleet, request, None, 2).chunks()
+    await anext(chunks)
+    assert (len(placement.spread), placement.num_leases) == (1, 1)
+
+    await chunks.aclose()  # type: ignore[attr-defined]
+
+    assert (len(placement.spread), placement.num_leases) == (0, 0)
