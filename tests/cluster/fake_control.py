@@ -1,15 +1,12 @@
 """A control server of a few lines on a loopback port, for tests of the command line. It keeps what it was sent."""
 
 import hashlib
-import socket
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -31,6 +28,7 @@ from registry.types import (
     VersionRecord,
     VersionState,
 )
+from tests.cluster.http_server import serving_app
 
 BROKEN_WEIGHTS = b"broken"
 FAULTS = (
@@ -289,14 +287,5 @@ class FakeControl:
 @contextmanager
 def serving(fleet: FakeFleet) -> Iterator[str]:
     """The server on a free loopback port, in a thread; yields its URL and takes it down at the end."""
-    config = uvicorn.Config(FakeControl(fleet).app(), log_level="error", ws="none", lifespan="off")
-    server = uvicorn.Server(config)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(timeout=10)
+    with serving_app(FakeControl(fleet).app()) as url:
+        yield url

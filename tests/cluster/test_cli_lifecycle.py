@@ -1,13 +1,10 @@
 """The commands of a version's later life, through a real gateway to a real registry; backup and restore beside it."""
 
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 from sqlalchemy import create_engine, text
 
 from cluster.cli import main
@@ -17,6 +14,7 @@ from router.app import create_app
 from router.config import RouterConfig
 from router.gateway import Gateway
 from tests.cluster.cli_harness import Cli
+from tests.cluster.http_server import serving_app
 from tests.local_fleet import LocalRegistry
 from tests.registry.two_replicas import TwoReplicas
 from tests.registry.uploads import open_registry
@@ -26,16 +24,8 @@ from tests.router.fakes import FakeFleet
 @contextmanager
 def serving(setup: TwoReplicas) -> Iterator[str]:
     gateway = Gateway(RouterConfig(), Catalog(("base",)), FakeFleet(), LocalRegistry(setup.registry))
-    server = uvicorn.Server(uvicorn.Config(create_app(gateway), log_level="error", ws="none", lifespan="off"))
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(timeout=10)
+    with serving_app(create_app(gateway)) as url:
+        yield url
 
 
 @pytest.fixture

@@ -1,13 +1,10 @@
 """`lorafleet tenant`, `key` and `callers` through a real gateway, with keys, to a real registry."""
 
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 
 from cluster.cli import main
 from registry.catalog import Catalog
@@ -17,6 +14,7 @@ from router.auth import KeyAuthenticator
 from router.config import RouterConfig
 from router.gateway import Gateway
 from tests.cluster.cli_harness import Cli
+from tests.cluster.http_server import serving_app
 from tests.local_fleet import LocalRegistry
 from tests.registry.two_replicas import TwoReplicas
 from tests.router.fakes import FakeFleet
@@ -33,16 +31,8 @@ def serving(setup: TwoReplicas) -> Iterator[str]:
     door = KeyAuthenticator(access, open_without_keys=True)  # type: ignore[arg-type]
     registry = LocalRegistry(setup.registry)
     gateway = Gateway(RouterConfig(), Catalog(("base",)), FakeFleet(), registry, authenticator=door)
-    server = uvicorn.Server(uvicorn.Config(create_app(gateway), log_level="error", ws="none", lifespan="off"))
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(timeout=10)
+    with serving_app(create_app(gateway)) as url:
+        yield url
 
 
 @pytest.fixture

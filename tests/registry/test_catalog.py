@@ -4,20 +4,8 @@ import pytest
 
 from registry.catalog import Catalog, Resolution
 from registry.errors import ModelNotFound
-from registry.types import AdapterRecord, CatalogDelta, VersionRecord, VersionState
-from tests.registry.uploads import make_base, sha
-
-
-def version(number: int, state: VersionState = VersionState.ACTIVE) -> VersionRecord:
-    return VersionRecord(
-        number=number,
-        digest=sha(str(number)),
-        state=state,
-        created_at_s=0.0,
-        num_bytes=1,
-        max_rank=2,
-        target_names=("q_proj",),
-    )
+from registry.types import AdapterRecord, CatalogDelta, VersionState
+from tests.registry.uploads import make_base, sha, version
 
 
 def adapter(name: str, revision: int = 1, callers: tuple[str, ...] = ("*",), **aliases: int) -> AdapterRecord:

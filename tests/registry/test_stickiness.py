@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from registry.catalog import Catalog
 from registry.stickiness import place, takes_canary
-from registry.types import AdapterRecord, Canary, CatalogDelta, VersionRecord, VersionState
-from tests.registry.uploads import sha
+from registry.types import AdapterRecord, Canary, CatalogDelta, VersionState
+from tests.registry.uploads import version
 
 keys = st.tuples(st.text(max_size=8), st.text(max_size=300))
 
@@ -58,18 +58,6 @@ def test_adapters_and_tenants_choose_other_keys() -> None:
         for tenant in ("t", "u")
     }
     assert len(set(chosen.values())) == 4
-
-
-def version(number: int, state: VersionState = VersionState.ACTIVE) -> VersionRecord:
-    return VersionRecord(
-        number=number,
-        digest=sha(str(number)),
-        state=state,
-        created_at_s=0,
-        num_bytes=1,
-        max_rank=1,
-        target_names=(),
-    )
 
 
 def catalog(weight: float, state: VersionState = VersionState.ACTIVE) -> Catalog:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from registry.config import RegistryConfig
 from registry.digest import canonical_json
 from registry.service import Registry
-from registry.types import BaseSpec, ModuleKind, ModuleSpec
+from registry.types import BaseSpec, ModuleKind, ModuleSpec, VersionRecord, VersionState
 
 HIDDEN, KV, INNER, VOCAB, LAYERS = 8, 4, 12, 100, 2
 WIDTHS = {
@@ -189,3 +189,16 @@ def postgres_schema(server: str, folder: Path) -> str:
     with engine.connect() as connection, suppress(IntegrityError):  # two processes at once
         connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {name}"))
     return make_url(server).update_query_dict({"options": f"-csearch_path={name}"}).render_as_string(False)
+
+
+def version(number: int, state: VersionState = VersionState.ACTIVE) -> VersionRecord:
+    """A version that was never uploaded, for tests that need its record only."""
+    return VersionRecord(
+        number=number,
+        digest=sha(str(number)),
+        state=state,
+        created_at_s=0.0,
+        num_bytes=1,
+        max_rank=2,
+        target_names=("q_proj",),
+    )
