@@ -23,7 +23,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu_fixture import SHAPES, Rig, Sizes, build, run_requests  # noqa: E402
+from benchmarks.gpu_fixture import Rig, Sizes, arguments, build, chosen_parts, run_requests  # noqa: E402
 from benchmarks.provenance import commit  # noqa: E402
 from replica.engine import Engine  # noqa: E402
 from replica.model.batch import ForwardBatch, LoraSegment, SequenceSpan  # noqa: E402
@@ -252,11 +252,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--shape", choices=tuple(SHAPES), default="llama-8b")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser = arguments(__doc__, PARTS)
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of the model config")
     return parser.parse_args()
@@ -264,10 +260,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    parts = options.parts.split(",")
-    unknown = set(parts) - set(PARTS)
-    if unknown:
-        raise SystemExit(f"--parts is {options.parts}; allowed: {', '.join(PARTS)}")
+    parts = chosen_parts(options.parts, PARTS)
     work = WORKS[options.shape]
     work = work if options.repeats is None else replace(work, repeats=options.repeats)
     fields = dict(assignment.split("=", 1) for assignment in options.set)

@@ -1,5 +1,6 @@
 """A base with random weights, random adapters in its arena, and the engine over both: what the GPU benchmarks run."""
 
+import argparse
 import json
 import threading
 import time
@@ -232,3 +233,21 @@ def run_requests(engine: Engine, prompts: Sequence[Sequence[int]], digests: Sequ
         raise collector.errors[0]
     assert collector.num_tokens == out * len(prompts), f"{collector.num_tokens} tokens"
     return took_s
+
+
+def arguments(question: str | None, parts: Sequence[str]) -> argparse.ArgumentParser:
+    """The options that the scripts over a whole engine share."""
+    parser = argparse.ArgumentParser(description=question, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--parts", default=",".join(parts))
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="llama-8b")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    return parser
+
+
+def chosen_parts(text: str, parts: Sequence[str]) -> list[str]:
+    """What `--parts` names; ends the program when one of them is none of `parts`."""
+    chosen = text.split(",")
+    if unknown := set(chosen) - set(parts):
+        raise SystemExit(f"--parts names {', '.join(sorted(unknown))}; allowed: {', '.join(parts)}")
+    return chosen

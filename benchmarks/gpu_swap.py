@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu_engine import show, where  # noqa: E402
-from benchmarks.gpu_fixture import SHAPES  # noqa: E402
+from benchmarks.gpu_fixture import arguments, chosen_parts  # noqa: E402
 from benchmarks.gpu_fleet import (  # noqa: E402
     AdapterFolder,
     Budget,
@@ -365,11 +365,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--shape", choices=tuple(SHAPES), default="llama-8b")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser = arguments(__doc__, PARTS)
     parser.add_argument("--folder", type=Path, help="where adapters are written; a temporary folder by default")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a field of the work")
     return parser.parse_args()
@@ -377,9 +373,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    parts = options.parts.split(",")
-    if unknown := set(parts) - set(PARTS):
-        raise SystemExit(f"--parts names {', '.join(sorted(unknown))}; allowed: {', '.join(PARTS)}")
+    parts = chosen_parts(options.parts, PARTS)
     chosen = {name: int(value) for name, value in (each.split("=", 1) for each in options.set)}
     work = replace(WORKS[options.shape], **chosen)
     if options.device == "cpu":
