@@ -59,10 +59,15 @@ def measure(num_replicas: int, workload: Workload, name: str, make: Callable[[],
     return {"replicas": num_replicas, "workload": workload.name, "policy": name, **figures}
 
 
+def placement(arguments: argparse.Namespace) -> PlacementConfig:
+    """The fleet's own policy as it is by default, but for what the command line says."""
+    return PlacementConfig(load_factor=arguments.load_factor)
+
+
 def table(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for num_replicas in arguments.replicas:
         for workload in streams(num_replicas, arguments):
-            makers = policies(num_replicas, Machine(), workload.num_adapters, PlacementConfig(), arguments.seed)
+            makers = policies(num_replicas, Machine(), workload.num_adapters, placement(arguments), arguments.seed)
             for name, make in makers.items():
                 yield measure(num_replicas, workload, name, make)
 
@@ -82,13 +87,14 @@ def main() -> None:
     parser.add_argument("--utilisation", type=float, default=0.75)
     parser.add_argument("--replicas", type=int, nargs="+", default=[*FULL_SIZES, LARGE_SIZE])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--load-factor", type=float, default=PlacementConfig().load_factor)
     arguments = parser.parse_args()
     rows, began_s = [], time.process_time()
     for row in table(arguments):
         rows.append(row)
         print(show(row), flush=True)
     took_s = round(time.process_time() - began_s, 1)
-    conditions = {**vars(arguments), "machine": asdict(Machine()), "placement": PlacementConfig().model_dump()}
+    conditions = {**vars(arguments), "machine": asdict(Machine()), "placement": placement(arguments).model_dump()}
     print(f"{took_s} s of processor time")
     print(save("routing_sim", __doc__ or "", {**conditions, "processor_s": took_s}, rows))
 
