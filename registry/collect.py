@@ -24,8 +24,6 @@ from registry.types import (
 USED_EVERY_S = 60.0
 """A version's last use is written down this often at most."""
 
-RETIRE_DEADLINE_S = 60.0
-
 v = tables.versions.c
 m = tables.manifests.c
 AnyRow = Row[tuple[object, ...]]
@@ -42,10 +40,13 @@ def note_used(tx: Transaction, digests: Sequence[str]) -> None:
 class Collector:
     """One run over one database and its blobs."""
 
-    def __init__(self, database: Database, blobs: BlobStore, retention: RetentionConfig) -> None:
+    def __init__(
+        self, database: Database, blobs: BlobStore, retention: RetentionConfig, retire_deadline_s: float
+    ) -> None:
         self._database = database
         self._blobs = blobs
         self._retention = retention
+        self._retire_deadline_s = retire_deadline_s
 
     def run(self, *, actor: str, dry_run: bool) -> CollectReport:
         """What went, or with `dry_run` would go, and what is due and held."""
@@ -115,10 +116,15 @@ class Collector:
             due = self._due(tx.connection, adapter, replicas, tx.now_s)
             item = next((item for item in due if item.number == planned.number), None)
             if item is not None and item.action is CollectAction.RETIRE:
-                _retire(tx, adapter, item, actor)
+                self._retire(tx, adapter, item, actor)
             elif item is not None and item.action is CollectAction.COLLECT:
                 self._collect(tx, item, actor)
             return item
+
+    def _retire(self, tx: Transaction, adapter: AdapterRecord, item: CollectItem, actor: str) -> None:
+        version = adapter.version(item.number or 0)
+        assert version is not None
+        draining.begin(tx, adapter.name, version, actor=actor, deadline_s=self._retire_deadline_s)
 
     def _collect(self, tx: Transaction, item: CollectItem, actor: str) -> None:
         """The row says first that the bytes are gone: bytes without a row are swept, a row without bytes is damage."""
@@ -148,12 +154,6 @@ class Collector:
                 return False
             self._blobs.delete(sha256)
             return True
-
-
-def _retire(tx: Transaction, adapter: AdapterRecord, item: CollectItem, actor: str) -> None:
-    version = adapter.version(item.number or 0)
-    assert version is not None
-    draining.begin(tx, adapter.name, version, actor=actor, deadline_s=RETIRE_DEADLINE_S)
 
 
 def _needed_blobs(connection: Connection, only: str | None = None) -> frozenset[str]:

@@ -421,7 +421,9 @@ class Registry:
 
         With `dry_run` change nothing and say what would go. May run in several registries at once.
         """
-        return collect.Collector(self._database, self.blobs, self.config.retention).run(actor=actor, dry_run=dry_run)
+        rules, retire_deadline_s = self.config.retention, self.config.retire_deadline_s
+        collector = collect.Collector(self._database, self.blobs, rules, retire_deadline_s)
+        return collector.run(actor=actor, dry_run=dry_run)
 
     def backup(self, url: str) -> tuple[str, Snapshot]:
         """Copy rows and bytes to a folder or fsspec URL while the registry runs on; returns the snapshot's name and

@@ -68,6 +68,26 @@ def test_versions_beyond_the_count_go_in_two_steps(setup: TwoReplicas) -> None:
     )
 
 
+def test_the_collector_gives_running_requests_the_deadline_of_the_configuration(tmp_path: Path) -> None:
+    setup = TwoReplicas(tmp_path, retention=RULES, lease_ttl_s=1e9, retire_deadline_s=500)
+    for seed in (3, 4, 5):
+        setup.push(seed)
+    setup.settle()
+    later(setup, 2 * DAY_S)
+    in_use = setup.digests[1]
+    assert collect(setup)[2] is CollectAction.RETIRE
+    setup.report("r0", running=(in_use,))
+    setup.clock.now_s += 499
+    setup.report("r0", running=(in_use,))
+    setup.registry.advance()
+    assert setup.state(2) is VersionState.DRAINING
+    setup.clock.now_s += 2
+    setup.report("r0", running=(in_use,))
+    setup.registry.advance()
+    assert setup.state(2) is VersionState.RETIRED
+    setup.registry.close()
+
+
 def test_dry_run_tells_the_same_and_changes_nothing(setup: TwoReplicas) -> None:
     before = (setup.revision(), setup.registry.adapters(), blobs(setup))
     planned = setup.registry.collect(actor="a", dry_run=True)
