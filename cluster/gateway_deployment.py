@@ -55,15 +55,18 @@ class GatewayDeployment:
         return create_app(self._gateway)
 
     async def _follow(self) -> None:
-        """Keep the catalog current for ever; each call acknowledges what was applied before it."""
+        """Keep the catalog current for ever; each call acknowledges what was applied before it.
+
+        What requests used is told until a call has come through: the collector goes by it.
+        """
+        used: set[str] = set()
         while True:
             try:
+                used.update(self._gateway.take_used())
                 delta = await self._registry.follow_gateway(
-                    self._gateway_id,
-                    self._catalog.revision,
-                    self._config.watch_timeout_s,
-                    self._gateway.take_used(),
+                    self._gateway_id, self._catalog.revision, self._config.watch_timeout_s, tuple(used)
                 )
+                used.clear()
                 if delta is not None:
                     await self._apply(delta)
             except RegistryError as error:
