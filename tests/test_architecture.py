@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("registry", "replica", "router", "cluster")
+FOLDERS = ("telemetry", "registry", "replica", "router", "cluster")
 ALLOWED: dict[str, tuple[str, ...]] = {
+    "telemetry": ("telemetry",),
     "registry": ("registry",),
-    "replica": ("replica", "registry.types", "registry.errors"),
+    "replica": ("replica", "telemetry", "registry.types", "registry.errors"),
     "router": (
         "router",
+        "telemetry",
         "registry.types",
         "registry.errors",
         "registry.catalog",
