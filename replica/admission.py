@@ -74,7 +74,10 @@ class Admission:
 
     def loaded(self) -> list[RequestGroup]:
         """The requests whose adapter has come into a slot since the last call; those whose load failed are failed."""
-        return [group for group in tuple(self._loading.values()) if self._settle(group)]
+        loaded = [group for group in tuple(self._loading.values()) if self._settle(group)]
+        for group in loaded:
+            group.ready_s = self._clock()
+        return loaded
 
     def next(self) -> RequestGroup | None:
         """Admit the request whose turn it is and whose adapter is in a slot; None when no request can go on."""
@@ -88,8 +91,10 @@ class Admission:
         while (group := take()) is not None:
             group.order = self._num_admitted
             self._num_admitted += 1
+            group.admitted_s = self._clock()
             self._charged.add(group.key)
             if group.adapter is None or self._acquire(group, group.adapter):
+                group.ready_s = group.admitted_s
                 return group
         return None
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
+from replica.accounts import Accounts, worse
 from replica.errors import AdapterUnavailable, ReplicaError
 from replica.live_requests import LiveRequests
 from replica.messages import FinishReason, TokenChunk, TokenLogprob
@@ -20,11 +21,15 @@ class Delivery:
         live: LiveRequests,
         eos_token_ids: frozenset[int],
         on_end: Callable[[FinishReason, int], None],
+        accounts: Accounts,
+        clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
         self._live = live
         self._eos_token_ids = eos_token_ids
         self._on_end = on_end
+        self._accounts = accounts
+        self._clock = clock
         self._outgoing = Outgoing()
 
     def emit(self) -> bool:
@@ -66,8 +71,11 @@ class Delivery:
         self._send(sequence, token_ids, logprobs, reason, error)
         self._scheduler.end(sequence, is_sound=reason != "error")
         self._on_end(reason, sequence.num_output)
-        if sequence.group.is_ended:
-            self._live.end(sequence.group)
+        group = sequence.group
+        group.outcome = worse(group.outcome, reason, error)
+        if group.is_ended:
+            self._live.end(group)
+            self._accounts.end(group, self._clock())
 
     def _send(
         self,

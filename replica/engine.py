@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+from replica.accounts import NS_PER_S, Accounts, OnEnded
 from replica.admission import Admission
 from replica.block_manager import BlockManager
 from replica.config import SchedulerConfig
@@ -75,6 +76,7 @@ class Engine:
         sampler: Sampler | None = None,
         link: DeviceLink | None = None,
         clock: Callable[[], float] = time.monotonic,
+        on_ended: OnEnded | None = None,
     ) -> None:
         self._model = model
         self._link = link or link_to(model.device)
@@ -99,7 +101,10 @@ class Engine:
         self.counts = EngineCounts(num_free_blocks=num_blocks)
         self._mailbox = Mailbox(clock)
         self._live = LiveRequests(self._mailbox.lock, config.max_waiting)
-        self._delivery = Delivery(self._scheduler, self._live, model.eos_token_ids, observer.on_end)
+        self._accounts = Accounts(on_ended)
+        self._delivery = Delivery(
+            self._scheduler, self._live, model.eos_token_ids, observer.on_end, self._accounts, clock
+        )
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
 
     def __repr__(self) -> str:
@@ -197,7 +202,9 @@ class Engine:
         if not self._link.is_asynchronous:
             self._read()
         self._count()
-        return self._delivery.emit() or bool(works)
+        moved = self._delivery.emit()
+        self._accounts.report(self._flight)
+        return moved or bool(works)
 
     def _must_read(self) -> bool:
         """Whether the next step cannot be planned or sampled before the tokens of the last one are known."""
@@ -214,6 +221,7 @@ class Engine:
     def _note_started(self, works: Items[Work], now_s: float) -> None:
         for group in (work.sequence.group for work in works):
             if self._live.start(group):
+                group.started_s = now_s
                 self._observer.on_start(now_s - group.arrived_at_s, len(group.request.prompt))
 
     def _read(self) -> None:
@@ -228,6 +236,7 @@ class Engine:
         self._num_steps += 1
         started_s, self._read_at_s = max(flight.launched_at_s, self._read_at_s), self._clock()
         self._observer.on_step(flight.batch, self._read_at_s - started_s)
+        self._accounts.divide(flight, self._read_at_s - started_s, self._read_at_s)
 
     def _accept(self, group: RequestGroup) -> None:
         self._scheduler.add(group)
@@ -263,6 +272,12 @@ class Engine:
             self._live.end(group)
         self._count()
         self._delivery.emit()
+        self._accounts.report(None)
+
+    @property
+    def busy_s(self) -> float:
+        """The time of all steps so far, which is what the requests' parts of it add up to."""
+        return self._accounts.busy_ns / NS_PER_S
 
     def _check_integrity(self) -> None:
         self._read()

@@ -1,5 +1,6 @@
 """A step that was launched and has not been read back. Knows results, not what they mean for a request."""
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import torch
@@ -9,18 +10,20 @@ from replica.device_link import Fetched
 from replica.logprobs import ScoredRows
 from replica.model.batch import ForwardBatch
 from replica.sampler import Chosen, Sampling
+from replica.scheduler import Work
 from replica.sequence import Sequence, State
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """What a step computes: `sampling` has a token for each of `sampled`.
+    """What a step computes, which is `works`: `sampling` has a token for each of `sampled`.
 
     `read` are the sequences whose prompt it reads to the end and that want nothing else. Sequences that end meanwhile
     (aborted, or by a token of the step before) are left out of every result.
     """
 
     batch: ForwardBatch
+    works: Items[Work]
     sampled: list[Sequence]
     sampling: Sampling | None
     prompts: list[tuple[PromptRows, ScoredRows]]

@@ -58,6 +58,23 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request comes from and which version it names, in the words of logs, traces and usage.
+
+    The engine looks at none of it. `request_id` is the client's `x-request-id`, `traceparent` as W3C's Trace Context
+    has it, None where nothing is traced. For the base `name` and `number` are None.
+    """
+
+    request_id: str = ""
+    name: str | None = None
+    number: int | None = None
+    traceparent: str | None = None
+
+
+UNKNOWN_ORIGIN = Origin()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One call. `adapter` is a version's digest, None for the base model. `prompt` holds token ids.
 
@@ -73,6 +90,7 @@ class GenerateRequest:
     weight: float = 1.0
     expected_tokens: int | None = None
     spread: int = 1
+    origin: Origin = UNKNOWN_ORIGIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from registry.types import AdapterManifest, BaseSpec
+from replica.accounts import OnEnded
 from replica.adapters.cache import AdapterCache
 from replica.adapters.node_store import BlobSource, NodeStore
 from replica.adapters.slot_tables import SlotTables
@@ -74,11 +75,13 @@ class Replica:
         model_loader: Callable[[ModelConfig], Model] = BaseModel.load,
         stall_s: float = STALL_S,
         device_memory: Callable[[torch.device], DeviceMemory | None] | None = None,
+        on_ended: OnEnded | None = None,
     ) -> None:
         self._config = config
         self._on_fatal = on_fatal
         self._model_loader = model_loader
         self._stall_s = stall_s
+        self._on_ended = on_ended
         self._device_memory = device_memory or cuda_memory
         self._store = NodeStore(config.adapters.node_store, source, config.adapters.node_store_bytes)
         self._metrics = ReplicaMetrics()
@@ -135,6 +138,7 @@ class Replica:
             num_blocks=num_blocks,
             num_slots=self._config.adapters.max_slots,
             on_fatal=self._on_fatal,
+            on_ended=self._on_ended,
         )
         collector = StateCollector(
             lambda: engine.counts, self._cache.stats, num_blocks, self._config.scheduler.block_size

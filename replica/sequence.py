@@ -158,6 +158,13 @@ class RequestGroup:
         self.cost = len(request.prompt) + sampling.n * output
         self.num_prompt_computed = 0
         """Prompt tokens that were computed or found; both are what the charge was for."""
+        self.device_ns = 0
+        self.outcome = ""
+        """What became of the choices that ended, see `replica.accounts`; empty until one has."""
+        self.admitted_s: float | None = None
+        self.ready_s: float | None = None
+        self.started_s: float | None = None
+        self.first_token_s: float | None = None
         self.prefix_root = root_key(request.tenant, request.adapter)
         self.sequences = tuple(Sequence(self, index) for index in range(sampling.n))
 

@@ -46,7 +46,7 @@ class StepRunner:
         prompts = [(rows, self._score(rows, logits)) for rows in batch.prompt_rows]
         sampling = self._sample(batch, logits)
         read = [work.sequence for work in works if work.is_last and not work.sequence.samples]
-        return Flight(batch.forward, batch.sampled, sampling, prompts, read, self._link.fetch(), now_s)
+        return Flight(batch.forward, works, batch.sampled, sampling, prompts, read, self._link.fetch(), now_s)
 
     def _sample(self, batch: StepBatch, logits: torch.Tensor) -> Sampling | None:
         if not batch.sampled:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from replica.accounts import OnEnded
 from replica.config import SchedulerConfig
 from replica.engine import Engine
 from replica.messages import GenerateRequest, SamplingParams
@@ -24,6 +25,7 @@ class Bench:
         num_slots: int = 2,
         adapters: FakeAdapters | None = None,
         link: FakeLink | None = None,
+        on_ended: OnEnded | None = None,
         **config: Any,
     ) -> None:
         fields = {"context_length": config.pop("context_length", 256), "eos_bias": config.pop("eos_bias", -100.0)}
@@ -43,6 +45,7 @@ class Bench:
             on_fatal=self.fatal.append,
             sampler=Sampler(seed=0),
             link=link,
+            on_ended=on_ended,
         )
         self.adapters.wake = self.engine.wake
 
