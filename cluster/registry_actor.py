@@ -44,6 +44,7 @@ from registry.types import (
     TenantRecord,
     VersionStates,
 )
+from registry.usage_records import UsageBatch, UsageGroup, UsageReport
 from registry.watch import Watch
 
 logger = logging.getLogger("lorafleet.registry")
@@ -317,6 +318,17 @@ class RegistryActor:
     ) -> tuple[LimitShare, ...] | None:
         """Take a gateway's word on limits that several share, and give it its parts; None: its lease is gone."""
         return await self._run(self._registry.tenants.share_limits, gateway_id, uses, used_keys)
+
+    async def take_usage(self, batch: UsageBatch) -> int:
+        """Add what a member counted, once; returns the number of the last batch that it has handed over."""
+        return await self._run(self._registry.usage.take, batch)
+
+    async def usage(
+        self, from_s: int | None, to_s: int | None, tenant: str | None, group_by: tuple[UsageGroup, ...]
+    ) -> UsageReport:
+        return await self._run(
+            self._registry.usage.report, from_s=from_s, to_s=to_s, tenant=tenant, group_by=group_by
+        )
 
     async def audit(self, after: int, limit: int) -> AuditPage:
         return await self._run(self._registry.audit, after, limit)

@@ -32,6 +32,7 @@ from registry.types import (
     TenantRecord,
     VersionStates,
 )
+from registry.usage_records import UsageBatch, UsageGroup, UsageReport
 
 PIECE_BYTES = 1024 * 1024
 ANSWER_S = 10.0
@@ -106,6 +107,17 @@ class ServeRegistry:
         """Say what this gateway holds and wants of shared limits. Not repeated: the next one says more."""
         shares = await self._call("share_limits", gateway_id, tuple(uses), tuple(used_keys), repeat=False)
         return cast(tuple[LimitShare, ...] | None, shares)
+
+    # Use.
+
+    async def take_usage(self, batch: UsageBatch) -> int:
+        """Hand over what was counted; a batch that arrives twice counts once, so it may be sent again."""
+        return cast(int, await self._call("take_usage", batch))
+
+    async def usage(
+        self, *, from_s: int | None, to_s: int | None, tenant: str | None, group_by: Sequence[UsageGroup]
+    ) -> UsageReport:
+        return cast(UsageReport, await self._call("usage", from_s, to_s, tenant, tuple(group_by)))
 
     # Blobs.
 

@@ -30,6 +30,8 @@ class RetentionConfig(BaseModel):
     """How long bytes stay after nobody can use their version any more, and how long blobs without a row stay."""
     interval_s: float | None = Field(default=None, gt=0)
     """How often the registry collects by itself; omitted: never."""
+    usage_s: float = Field(default=400 * DAY_S, gt=0)
+    """How long the usage report reaches back."""
 
 
 class RegistryConfig(BaseModel):

@@ -55,6 +55,7 @@ from registry.types import (
     is_adapter_name,
     is_alias_name,
 )
+from registry.usage import Usage
 
 MAX_EVENTS = 1000
 
@@ -68,6 +69,7 @@ class Registry:
         self.config = config
         self.blobs = blobs
         self.tenants = Tenants(config, database)
+        self.usage = Usage(config.retention, database)
         self._database = database
         self._base_tokens = StoredBaseTokens(blobs)
         self._may_expire_at_s = clock() + config.lease_ttl_s

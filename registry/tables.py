@@ -1,6 +1,6 @@
 """The tables of the registry, as the last step in `registry/migrations` leaves them.
 
-Rows are never deleted but for aliases and leases; blobs live elsewhere.
+Rows are never deleted but for aliases, leases, and use past its retention; blobs live elsewhere.
 """
 
 from sqlalchemy import (
@@ -179,4 +179,24 @@ events = Table(
     Column("actor", Text, nullable=False),
     Column("detail", JSON, nullable=False),
     Column("hash", String(64), nullable=False, server_default=""),
+)
+usage = Table(
+    "usage",
+    metadata,
+    Column("hour_s", BigInteger, primary_key=True, autoincrement=False),
+    Column("tenant", String(64), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("digest", String(64), primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("device_ns", BigInteger, nullable=False),
+)
+usage_sources = Table(
+    "usage_sources",
+    metadata,
+    Column("source", String(200), primary_key=True),
+    Column("sequence", BigInteger, nullable=False),
+    Column("seen_at_s", Float, nullable=False),
 )
