@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cluster.registry_metrics import RegistryMetrics
 from registry.activations import REGISTRY
 from registry.config import RegistryConfig
 from registry.errors import LimitExceeded, RegistryUnavailable
@@ -60,6 +61,7 @@ class RegistryActor:
         self._registry = Registry.open(config)
         self._watch = Watch(self._registry)
         self._board = PulseBoard()
+        self._metrics = RegistryMetrics(self._registry.figures)
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="registry")
         self._spool = config.data_dir.expanduser() / "uploads"
         self._spool.mkdir(parents=True, exist_ok=True)
@@ -341,6 +343,10 @@ class RegistryActor:
 
     async def events(self, after: int, limit: int, wait_s: float = 0.0) -> tuple[Event, ...]:
         return await self._watch.wait_events(after, limit, wait_s)
+
+    async def metrics(self) -> bytes:
+        """Prometheus text of the registry alone."""
+        return await self._run(self._metrics.render)
 
     async def check_integrity(self) -> None:
         await self._run(self._registry.check_integrity)

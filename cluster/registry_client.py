@@ -36,6 +36,7 @@ from registry.usage_records import UsageBatch, UsageGroup, UsageReport
 
 PIECE_BYTES = 1024 * 1024
 ANSWER_S = 10.0
+METRICS_S = 2.0
 PUSH_S = 600.0
 """An upload of gigabytes is hashed and checked tensor by tensor before it is answered."""
 
@@ -63,6 +64,11 @@ class ServeRegistry:
                     raise RegistryUnavailable(f"the registry cannot be reached: {error}") from error
                 await asyncio.sleep(delay_s)
         raise AssertionError("unreachable")
+
+    async def metrics(self) -> bytes:
+        """The registry's Prometheus text, asked for once: a scrape does not wait for a restart."""
+        text: bytes = await self._call("metrics", within_s=METRICS_S, repeat=False)
+        return text
 
     # What replicas and gateways follow.
 

@@ -16,6 +16,7 @@ from registry import (
     backup,
     collect,
     draining,
+    figures,
     integrity,
     members,
     records,
@@ -33,6 +34,7 @@ from registry.blobs import BlobStore
 from registry.config import RegistryConfig
 from registry.database import Database
 from registry.errors import AdapterNotFound, Conflict, InvalidAdapter, NotReady
+from registry.figures import RegistryFigures
 from registry.template import fleet_template
 from registry.tenant_service import Tenants
 from registry.tokenizer_files import StoredBaseTokens
@@ -402,6 +404,11 @@ class Registry:
         """Every replica with a lease and what it last reported, which the catalog does not follow report by report."""
         with self._database.read() as connection:
             return records.replicas(connection)
+
+    def figures(self, bounds_s: Sequence[float]) -> RegistryFigures:
+        """How far members are behind, and how activations fare; `bounds_s` are those of the propagation times."""
+        with self._database.read() as connection:
+            return figures.read(connection, bounds_s, self._database.now_s())
 
     def events(self, after: int, limit: int = 100) -> tuple[Event, ...]:
         """At most `limit` (up to 1000) entries of the change log after revision `after`, oldest first."""

@@ -23,10 +23,7 @@ async def settled(gateway: Gateway, activation: Activation, timeout_s: float) ->
     """The activation when it has ended, or as it stands after `timeout_s` seconds."""
     if activation.state not in UNDER_WAY or timeout_s <= 0:
         return activation
-    ended = await gateway.registry.wait_activation(activation.activation_id, timeout_s)
-    if ended.state is ActivationState.DONE and ended.staged_after_s is not None:
-        gateway.metrics.propagated(ended.staged_after_s)
-    return ended
+    return await gateway.registry.wait_activation(activation.activation_id, timeout_s)
 
 
 async def answer_activation(gateway: Gateway, activation: Activation, wait: bool) -> Response:

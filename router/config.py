@@ -80,12 +80,21 @@ class UploadLimits(Settings):
     """How long an upload may take to arrive."""
 
 
+class MetricsConfig(Settings):
+    """How many adapters and tenants have series of their own; later ones share those of `_other`."""
+
+    max_adapters: int = Field(default=2000, ge=1)
+    """Versions that have been called and are in service, the base among them."""
+    max_tenants: int = Field(default=1000, ge=1)
+
+
 class RouterConfig(Settings):
     """Everything a gateway needs to know."""
 
     placement: PlacementConfig = PlacementConfig()
     requests: RequestLimits = RequestLimits()
     uploads: UploadLimits = UploadLimits()
+    metrics: MetricsConfig = MetricsConfig()
     activation_wait_s: float = Field(default=60.0, ge=0)
     """Longest time that an upload or an activation holds its HTTP request to see the alias move."""
     max_events: int = Field(default=1000, ge=1)

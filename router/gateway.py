@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from registry.catalog import Catalog
-from registry.errors import NotReady, StagingFailed
+from registry.errors import NotReady, RegistryError, StagingFailed
 from registry.pulse import FleetPulse, GatewayPulse
 from registry.types import (
     LIVE_ALIAS,
@@ -49,6 +49,7 @@ from router.choice import Delta
 from router.config import RouterConfig
 from router.dispatch import Dispatch
 from router.exposition import merge_expositions
+from router.gateway_readings import GatewayReadings, versions_in_service
 from router.merge import merge
 from router.metrics import GatewayMetrics
 from router.output_history import OutputHistory
@@ -57,6 +58,9 @@ from router.prompt_run import PromptRun
 from router.schemas import ChatBody, CompletionBody, GenerationBody
 from router.tenant_limits import Charge, TenantGate
 from router.tokenizer import BaseTokenizer
+
+
+REGISTRY_INSTANCE = "registry"
 
 
 class Fleet(Protocol):
@@ -183,6 +187,10 @@ class RegistryClient(TenantClient, Protocol):
 
     async def read_blob(self, sha256: str) -> bytes: ...
 
+    async def metrics(self) -> bytes:
+        """The registry's Prometheus text."""
+        ...
+
 
 class Gateway:
     """Serves calls from the last catalog it was given. `apply` follows the registry."""
@@ -196,6 +204,7 @@ class Gateway:
         *,
         authenticator: Authenticator | None = None,
         shares_limits: bool = False,
+        metrics: GatewayMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -203,8 +212,9 @@ class Gateway:
         self.catalog = catalog
         self.registry = registry
         self.authenticator = authenticator or OpenAuthenticator()
-        self.metrics = GatewayMetrics(clock)
+        self.metrics = metrics or GatewayMetrics(clock, config.metrics)
         self.placement = Placement(config.placement, self.metrics.placed, clock)
+        self.metrics.watch(GatewayReadings(catalog, self.placement, config.metrics.max_adapters))
         self.admission = Admission(config.requests.max_concurrent_requests)
         self.limits = TenantGate(
             lambda: catalog.access, shared=shares_limits, refused=self.metrics.limited, clock=clock
@@ -225,14 +235,16 @@ class Gateway:
         delta can be applied again."""
         async with self._applying:
             tokenizer = await self._tokenizer_for(delta.base)
+            before = self.catalog.access
             if not self.catalog.apply(delta):
                 return
             self._tokenizer = tokenizer
             names = [adapter.name for adapter in self.catalog.adapters if _is_served(adapter)]
             self.placement.update(names, self.catalog.replicas)
-            self.metrics.keep_only(names)
+            self.metrics.keep_only({key for _, key in versions_in_service(self.catalog.adapters)})
             if delta.access is not None:
                 self.limits.keep_only(delta.access.limits)
+                self.metrics.drop_tenants(() if before is None else before.limits.keys() - delta.access.limits)
 
     async def _tokenizer_for(self, base: BaseSpec | None) -> BaseTokenizer | None:
         current = self._tokenizer
@@ -331,7 +343,18 @@ class Gateway:
 
     async def exposition(self) -> bytes:
         """One scrape for the fleet: this gateway's metrics and those of every member that answers."""
-        return merge_expositions({self.config.instance: self.metrics.exposition(), **await self._fleet.metrics()})
+        return await asyncio.to_thread(merge_expositions, await self.expositions())
+
+    async def expositions(self) -> dict[str, bytes]:
+        """Instance -> its own Prometheus text, of this gateway and every member that answers."""
+        members, registry = await asyncio.gather(self._fleet.metrics(), self._registry_metrics())
+        return {self.config.instance: await asyncio.to_thread(self.metrics.exposition), **registry, **members}
+
+    async def _registry_metrics(self) -> dict[str, bytes]:
+        try:
+            return {REGISTRY_INSTANCE: await self.registry.metrics()}
+        except RegistryError:
+            return {}
 
     def check_integrity(self) -> None:
         """Assert that every place on a replica belongs to an admitted prompt."""
@@ -368,7 +391,7 @@ class Generation:
         call, gateway = self.call, self._gateway
         await gateway.limits.ready(call.tenant)
         with (
-            gateway.metrics.meter(call.resolution.adapter, call.num_prompt_tokens) as meter,
+            gateway.metrics.meter(call.resolution, call.tenant, call.num_prompt_tokens) as meter,
             gateway.admission.admit(len(call.prompts)),
             gateway.limits.admit(call.tenant, len(call.prompts), call.num_charged_tokens) as charge,
             _settled(charge, self),

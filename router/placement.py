@@ -9,7 +9,7 @@ from typing import Literal
 
 from registry.pulse import FleetPulse, GatewayPulse
 from registry.types import ReplicaRecord
-from router.affinity import AffinityPolicy
+from router.affinity import COLD, IN_HOST, IN_SLOT, AffinityPolicy
 from router.busy import BusyTime
 from router.config import PlacementConfig
 from router.errors import NoReplica
@@ -19,6 +19,9 @@ from router.spread import TenantSpread
 from router.suspicion import Suspicion
 
 Kind = Literal["home", "spill", "base"]
+Held = Literal["slot", "host", "none"]
+HELD: dict[int, Held] = {IN_SLOT: "slot", IN_HOST: "host", COLD: "none"}
+"""Where a replica has a version, in words; `none` also when nothing recent is known."""
 
 
 @dataclass(slots=True)
@@ -49,7 +52,7 @@ class Placement:
     def __init__(
         self,
         config: PlacementConfig,
-        placed: Callable[[Kind], None] = lambda kind: None,
+        placed: Callable[[Kind, Held], None] = lambda kind, held: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._policy = AffinityPolicy(config.load_factor, config.min_load_bound, config.home_factor)
@@ -123,6 +126,14 @@ class Placement:
         """Requests that the replica is serving, as far as this gateway knows."""
         return self._loads.get(replica_id, 0)
 
+    def loads(self) -> list[tuple[str, int, int]]:
+        """Replica id, load and the load at which it takes no more, of every replica of the catalog."""
+        members, ids = self._policy.members, [member.replica_id for member in self._policy.members]
+        return [
+            (member.replica_id, self.load(member.replica_id), self._policy.bound(self._loads, ids, member.weight))
+            for member in members
+        ]
+
     @property
     def num_leases(self) -> int:
         return self._own.total()
@@ -136,7 +147,7 @@ class Placement:
         if replica_id is None:
             raise NoReplica("no other replica is ready" if exclude else "no replica is ready")
         kind = self._kind(name, replica_id)
-        self._placed(kind)
+        self._placed(kind, HELD[self._news.standing(digest, self._clock())(replica_id)])
         self._own[replica_id] += 1
         self._loads[replica_id] += 1
         self._busy.begin(name)

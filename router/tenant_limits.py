@@ -54,7 +54,7 @@ class TenantGate:
         access: Callable[[], Access | None],
         *,
         shared: bool = False,
-        refused: Callable[[str], None] = lambda limit: None,
+        refused: Callable[[str, str], None] = lambda tenant, limit: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._access = access
@@ -107,7 +107,7 @@ class TenantGate:
 
     def _refuse(self, tenant: str, meter: Meter, amount: int, now_s: float) -> None:
         retry_after_s = meter.refuse(amount, now_s)
-        self._refused(meter.limit)
+        self._refused(tenant, meter.limit)
         allowed = getattr(self.limits_of(tenant), meter.limit)
         message = f"this tenant's limit of {allowed} {WORDS[meter.limit]} is reached; retry in {retry_after_s} s"
         if amount > (allowed or 0):

@@ -96,6 +96,10 @@ class Family(Generic[S]):
             series = self._series[values] = self._make()
         return series
 
+    def loose(self) -> S:
+        """A series that nobody will see."""
+        return self._make()
+
     def remove(self, *values: str) -> None:
         """Drop a series; one that is not there is left alone."""
         self._series.pop(values, None)

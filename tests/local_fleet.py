@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from cluster.member import Member, pulse_of
+from cluster.registry_metrics import RegistryMetrics
 from registry.catalog import Catalog
 from registry.config import RegistryConfig
 from registry.pulse import FleetPulse, GatewayPulse, ReplicaPulse
@@ -34,6 +35,7 @@ class LocalRegistry:
         self.registry = registry
         self.watcher = Watch(registry, poll_interval_s=0.1)
         self.board = PulseBoard()
+        self._metrics = RegistryMetrics(registry.figures)
 
     async def _change(self, method: str, *args: Any, **kwargs: Any) -> Any:
         result = await asyncio.to_thread(getattr(self.registry, method), *args, **kwargs)
@@ -141,6 +143,9 @@ class LocalRegistry:
 
     async def events(self, after: int, limit: int, wait_s: float = 0.0) -> Any:
         return await self.watcher.wait_events(after, limit, wait_s)
+
+    async def metrics(self) -> bytes:
+        return await asyncio.to_thread(self._metrics.render)
 
     async def read_blob(self, sha256: str) -> bytes:
         size = self.registry.blobs.size(sha256)

@@ -300,6 +300,11 @@ class FakeRegistry:
         every = [Event(revision=i + 1, at_s=float(i), kind="push", actor="default") for i in range(10)]
         return tuple(event for event in every if event.revision > after)[:limit]
 
+    async def metrics(self) -> bytes:
+        if self.reported is None:
+            raise RegistryUnavailable("the registry cannot be reached")
+        return b"lorafleet_registry_revision 7\n"
+
     async def read_blob(self, sha256: str) -> bytes:
         return self.blobs[sha256]
 

@@ -2,15 +2,19 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from registry.catalog import Resolution
 from replica.errors import AdapterUnavailable
 from router.exposition import merge_expositions
 from router.metrics import GatewayMetrics
+from tests.metrics_text import value_of
 from tests.router.support import BASE_NAME, Stack, adapter_record, delta, running
 from tests.router.test_openai_api import says
 
+LEGAL = Resolution(model="legal", adapter="legal", number=1, digest="0" * 64)
+
 
 def value(stack: Stack, name: str, **labels: str) -> float | None:
-    return stack.gateway.metrics.registry.get_sample_value(name, labels)
+    return value_of(stack.gateway.metrics.exposition(), name, **labels)
 
 
 async def test_calls_count_by_model_and_outcome() -> None:
@@ -21,16 +25,16 @@ async def test_calls_count_by_model_and_outcome() -> None:
         await stack.complete(model=BASE_NAME)
         stack.fleet.script = lambda replica_id, request: [AdapterUnavailable("broken")]
         await stack.complete()
-        assert value(stack, "lorafleet_requests_total", model="legal", outcome="ok") == 2
-        assert value(stack, "lorafleet_requests_total", model="base", outcome="ok") == 1
-        assert value(stack, "lorafleet_requests_total", model="legal", outcome="adapter_unavailable") == 1
-        assert value(stack, "lorafleet_gateway_completion_tokens_total", model="legal") == 10
-        assert value(stack, "lorafleet_gateway_prompt_tokens_total", model="legal") == 9
-        assert value(stack, "lorafleet_gateway_first_token_seconds_count", model="legal") == 2
-        assert value(stack, "lorafleet_gateway_between_tokens_seconds_count", model="legal") == 2
-        assert value(stack, "lorafleet_gateway_in_flight", model="legal") == 0
-        assert value(stack, "lorafleet_gateway_placements_total", kind="home") == 3
-        assert value(stack, "lorafleet_gateway_placements_total", kind="base") == 1
+        assert value(stack, "lorafleet_requests_total", model="legal", version="1", outcome="ok") == 2
+        assert value(stack, "lorafleet_requests_total", model="base", version="-", outcome="ok") == 1
+        assert value(stack, "lorafleet_requests_total", model="legal", version="1", outcome="adapter_unavailable") == 1
+        assert value(stack, "lorafleet_gateway_completion_tokens_total", model="legal", version="1") == 10
+        assert value(stack, "lorafleet_gateway_prompt_tokens_total", model="legal", version="1") == 9
+        assert value(stack, "lorafleet_gateway_first_token_seconds_count", model="legal", version="1") == 2
+        assert value(stack, "lorafleet_gateway_between_tokens_seconds_count", model="legal", version="1") == 2
+        assert value(stack, "lorafleet_gateway_in_flight", model="legal", version="1") == 0
+        assert value(stack, "lorafleet_gateway_placements_total", kind="home", held="none") == 3
+        assert value(stack, "lorafleet_gateway_placements_total", kind="base", held="none") == 1
 
 
 async def test_unknown_models_mint_no_series() -> None:
@@ -47,7 +51,7 @@ async def test_series_go_with_their_adapter_and_do_not_come_back() -> None:
         stack.fleet.script = says("abc")
         await stack.complete()
         await stack.complete(model="sql")
-        late = stack.gateway.metrics.meter("legal", 3)
+        late = stack.gateway.metrics.meter(LEGAL, "acme", 3)
         with late:
             await stack.gateway.apply(delta([adapter_record("sql")], revision=2))
             late.prompt_meter()(5, 1)
@@ -59,16 +63,16 @@ async def test_series_go_with_their_adapter_and_do_not_come_back() -> None:
 def test_times_come_from_the_clock() -> None:
     now_s = 10.0
     metrics = GatewayMetrics(clock=lambda: now_s)
-    with metrics.meter("a", 1) as meter:
+    with metrics.meter(LEGAL, "acme", 1) as meter:
         arrived = meter.prompt_meter()
         now_s = 10.5
         arrived(1, 1)
         now_s = 11.5
         arrived(4, 2)
-    read = metrics.registry.get_sample_value
-    assert read("lorafleet_gateway_first_token_seconds_sum", {"model": "a"}) == 0.5
-    assert read("lorafleet_gateway_between_tokens_seconds_sum", {"model": "a"}) == 0.5
-    assert read("lorafleet_gateway_latency_seconds_sum", {"model": "a"}) == 1.5
+    for name, seconds in (("first_token", 0.5), ("between_tokens", 0.5), ("latency", 1.5)):
+        sample = f"lorafleet_gateway_{name}_seconds_sum"
+        assert value_of(metrics.exposition(), sample, model="legal", version="1") == seconds
+    assert value_of(metrics.exposition(), "lorafleet_tenant_first_token_seconds_sum", tenant="acme") == 0.5
 
 
 def test_merge_groups_families_and_keeps_one_type_each() -> None:
@@ -94,7 +98,7 @@ def test_merge_groups_families_and_keeps_one_type_each() -> None:
 
 def test_merge_of_real_expositions_can_be_read_back() -> None:
     made = GatewayMetrics()
-    with made.meter("legal", 2) as meter:
+    with made.meter(LEGAL, "acme", 2) as meter:
         meter.prompt_meter()(1, 1)
     merged = merge_expositions({"g0": made.exposition(), "g1": made.exposition()}).decode()
     samples = [s for family in text_string_to_metric_families(merged) for s in family.samples]

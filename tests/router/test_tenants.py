@@ -331,7 +331,7 @@ async def test_concurrent_requests_of_a_tenant_are_limited_and_others_are_not(st
         task.cancel()
     await asyncio.gather(*tasks, other, return_exceptions=True)
     text = stack.gateway.metrics.exposition().decode()
-    assert 'lorafleet_gateway_limited_total{limit="max_concurrent"} 1.0' in text
+    assert 'lorafleet_gateway_limited_total{tenant="acme",limit="max_concurrent"} 1\n' in text
 
 
 async def test_weight_and_expected_output_go_with_the_request(stack: Stack) -> None:
