@@ -2,17 +2,17 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from cluster.channel import Batch, Inbox, split_by_request
 from cluster.running import RUNNING
 from cluster.serve_calls import MemberLost, call, translate
-from replica.messages import GenerateRequest
+from replica.messages import GenerateRequest, SlotView
 from router.errors import ReplicaGone
 
-METRICS_TIMEOUT_S = 2.0
+ASK_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 5.0
 PREFETCH_TIMEOUT_S = 5.0
 DEPLOYMENT = "Replica"
@@ -165,13 +165,19 @@ class ServeFleet:
 
     async def metrics(self) -> Mapping[str, bytes]:
         """Each replica's Prometheus text by replica id; those that do not answer in time are left out."""
-        replica_ids = sorted(self._replica_ids)
-        texts = await asyncio.gather(*(self._metrics_of(replica_id) for replica_id in replica_ids))
-        return {replica_id: text for replica_id, text in zip(replica_ids, texts, strict=True) if text is not None}
+        return await self._ask_all(self._handle.metrics)
 
-    async def _metrics_of(self, replica_id: str) -> bytes | None:
+    async def slots(self) -> Mapping[str, Sequence[SlotView]]:
+        """Each replica's adapter slots by replica id; those that do not answer in time are left out."""
+        return await self._ask_all(self._handle.slots)
+
+    async def _ask_all(self, method: Any) -> dict[str, Any]:
+        replica_ids = sorted(self._replica_ids)
+        answers = await asyncio.gather(*(self._ask(method, replica_id) for replica_id in replica_ids))
+        return {name: found for name, found in zip(replica_ids, answers, strict=True) if found is not None}
+
+    async def _ask(self, method: Any, replica_id: str) -> Any:
         try:
-            text: bytes = await call(self._handle.metrics.remote(replica_id=replica_id), METRICS_TIMEOUT_S)
+            return await call(method.remote(replica_id=replica_id), ASK_TIMEOUT_S)
         except (MemberLost, TimeoutError):
             return None
-        return text

@@ -118,6 +118,18 @@ class TokenChunk:
     error: Exception | None = None
 
 
+SlotUse = Literal["free", "loading", "resident", "pinned"]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """One adapter slot at this moment: `digest` is None while it is free; `num_pins` requests keep it."""
+
+    use: SlotUse
+    digest: str | None = None
+    num_pins: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
     """What a replica reports of itself; counts are of this moment."""
