@@ -85,14 +85,16 @@ class Watch:
         self.distinct: list[int] = []
         self.num_ended = 0
 
-    def on_start(self, waited_s: float, num_prompt: int) -> None:
+    def on_start(self, request: GenerateRequest, waited_s: float) -> None:
         self.waits_s.append(waited_s)
 
-    def on_step(self, batch: ForwardBatch, took_s: float) -> None:
+    def on_step(self, batch: ForwardBatch, took_s: float, sampled: object) -> None:
         self.distinct.append(len(batch.segments))
 
-    def on_end(self, reason: FinishReason, num_output: int) -> None:
+    def on_end(self, reason: FinishReason) -> None:
         self.num_ended += 1
+
+    def on_withdrawn(self, digest: str) -> None: ...
 
     def put(self, chunks: Sequence[TokenChunk]) -> None:
         for chunk in chunks:

@@ -5,7 +5,7 @@ It pulls, so a late joiner, a restarted replica and a restarted registry all hea
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
@@ -15,6 +15,8 @@ from registry.pulse import ReplicaLoad, ReplicaPulse, Residency
 from registry.types import AdapterManifest, BaseSpec, CatalogDelta, ReplicaRecord, ReplicaReport
 from replica.errors import EngineDead
 from replica.messages import ReplicaStatus
+from telemetry import catalogue
+from telemetry.exporter import Reading
 
 logger = logging.getLogger("lorafleet.member")
 RETRY_S = 0.5
@@ -102,6 +104,12 @@ class Member:
         if trouble is not None and trouble != self._told:
             logger.warning(trouble)
         self._told = trouble
+
+    def readings(self) -> Iterator[Reading]:
+        """What the member adds to its replica's metrics."""
+        yield Reading(catalogue.REPLICA_REVISION, self._revision)
+        yield Reading(catalogue.STAGING, self._staging.num_under_way, ("under_way",))
+        yield Reading(catalogue.STAGING, len(self._staging.failed), ("failed",))
 
     async def leave(self) -> None:
         """Give the lease back, so that gateways stop sending work at once."""

@@ -75,6 +75,7 @@ class ReplicaDeployment:
             config.replica.adapters.node_store_bytes,
             lambda: pulse_of(self._replica.status()),
         )
+        self._replica.watch(self._member.readings)
         self._load_report = LoadReport()
         self._following = self._loop.create_task(self._member.run())
 
@@ -120,7 +121,7 @@ class ReplicaDeployment:
 
     async def metrics(self, replica_id: str) -> bytes:
         self._check_target(replica_id)
-        return self._replica.metrics()
+        return await asyncio.to_thread(self._replica.metrics)
 
     async def status(self, replica_id: str) -> ReplicaStatus:
         self._check_target(replica_id)

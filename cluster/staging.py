@@ -82,6 +82,11 @@ class Staging:
     def __repr__(self) -> str:
         return f"Staging({len(self._adapters)} adapters, {len(self._tasks)} under way, {len(self.failed)} failed)"
 
+    @property
+    def num_under_way(self) -> int:
+        """Versions being brought to the node."""
+        return len(self._tasks)
+
     def apply(self, delta: CatalogDelta) -> None:
         """Take a change of the catalog: begin to bring what is new, drop what nothing serves any more.
 

@@ -69,6 +69,10 @@ class Admission:
         """Requests that were charged and have not ended."""
         return len(self._charged)
 
+    def deficits(self) -> dict[str, float]:
+        """What each tenant that waits may still be charged. Any thread may ask."""
+        return self._queue.deficits()
+
     def push(self, group: RequestGroup) -> None:
         self._queue.push(group)
 

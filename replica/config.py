@@ -94,9 +94,18 @@ class SchedulerConfig(Settings):
     """Whether KV blocks are found again by later requests of the same tenant and adapter version."""
 
 
+class MetricsConfig(Settings):
+    """How many adapters and tenants have series of their own; later ones share those of `_other`."""
+
+    max_adapters: int = Field(default=2000, ge=1)
+    """Versions that have been served and not withdrawn, the base among them."""
+    max_tenants: int = Field(default=1000, ge=1)
+
+
 class ReplicaConfig(Settings):
     """Everything one replica needs to know."""
 
     model: ModelConfig
     adapters: AdapterCacheConfig = AdapterCacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    metrics: MetricsConfig = MetricsConfig()

@@ -20,7 +20,7 @@ class Delivery:
         scheduler: Scheduler,
         live: LiveRequests,
         eos_token_ids: frozenset[int],
-        on_end: Callable[[FinishReason, int], None],
+        on_end: Callable[[FinishReason], None],
         accounts: Accounts,
         clock: Callable[[], float],
     ) -> None:
@@ -70,7 +70,7 @@ class Delivery:
         """The one end of a choice: its last chunk goes out and all it holds comes back."""
         self._send(sequence, token_ids, logprobs, reason, error)
         self._scheduler.end(sequence, is_sound=reason != "error")
-        self._on_end(reason, sequence.num_output)
+        self._on_end(reason)
         group = sequence.group
         group.outcome = worse(group.outcome, reason, error)
         if group.is_ended:

@@ -42,6 +42,15 @@ IDLE_CHECK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
+class TenantState:
+    """One tenant's requests of which nothing has been computed, how long the oldest waits, and its deficit."""
+
+    num_waiting: int = 0
+    oldest_wait_s: float = 0.0
+    deficit: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineCounts:
     """A snapshot after some step; `num_waiting` counts requests of which nothing has been computed."""
 
@@ -135,6 +144,14 @@ class Engine:
         """The digests that live requests want."""
         return frozenset(group.adapter for group in self._live.all() if group.adapter is not None)
 
+    def tenants(self) -> dict[str, TenantState]:
+        """How each tenant with waiting requests stands in the queue."""
+        now_s, deficits = self._clock(), self._admission.deficits()
+        return {
+            tenant: TenantState(len(arrived_s), now_s - min(arrived_s), deficits.get(tenant, 0.0))
+            for tenant, arrived_s in self._live.waiting_since().items()
+        }
+
     def refuse(self, reason: ReplicaError) -> None:
         """Take no new requests from now on; those that are here go on."""
         self._live.refuse(reason)
@@ -222,20 +239,22 @@ class Engine:
         for group in (work.sequence.group for work in works):
             if self._live.start(group):
                 group.started_s = now_s
-                self._observer.on_start(now_s - group.arrived_at_s, len(group.request.prompt))
+                self._observer.on_start(group.request, now_s - group.arrived_at_s)
 
     def _read(self) -> None:
         """Wait for the step in flight, if there is one, and deliver what it gave."""
         flight, self._flight = self._flight, None
         if flight is None:
             return
-        for sequence, chosen in flight.tokens():
+        sampled = flight.tokens()
+        for sequence, chosen in sampled:
             self._delivery.token(sequence, chosen)
         for sequence in flight.read_prompts():
             self._delivery.end(sequence, "length")
         self._num_steps += 1
         started_s, self._read_at_s = max(flight.launched_at_s, self._read_at_s), self._clock()
-        self._observer.on_step(flight.batch, self._read_at_s - started_s)
+        landed = [sequence for sequence, chosen in sampled if chosen.is_finite]
+        self._observer.on_step(flight.batch, self._read_at_s - started_s, landed)
         self._accounts.divide(flight, self._read_at_s - started_s, self._read_at_s)
 
     def _accept(self, group: RequestGroup) -> None:
@@ -247,6 +266,7 @@ class Engine:
 
     def _withdraw(self, digest: str, error: ReplicaError) -> None:
         self._delivery.fail((group, error) for group in self._live.all() if group.adapter == digest)
+        self._observer.on_withdrawn(digest)
 
     def _count(self) -> None:
         self._mailbox.progress()

@@ -48,6 +48,7 @@ class WaitingQueue(Protocol[T]):
     def take_ahead(self, may_admit: Callable[[T], bool], claims: Callable[[T], bool]) -> T | None: ...
     def remove(self, item: T) -> bool: ...
     def refund(self, tenant: str, tokens: int) -> None: ...
+    def deficits(self) -> dict[str, float]: ...
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[T]: ...
 
@@ -124,6 +125,10 @@ class ArrivalQueue(Generic[T]):
     def refund(self, tenant: str, tokens: int) -> None:
         """Nothing was charged, so nothing comes back."""
 
+    def deficits(self) -> dict[str, float]:
+        """Nobody has any."""
+        return {}
+
 
 class _Tenant(Generic[T]):
     """A tenant with waiting requests: its queue and the tokens it may still be charged."""
@@ -171,6 +176,10 @@ class FairQueue(Generic[T]):
     def deficit(self, tenant: str) -> float:
         """Tokens that `tenant` may be charged before it must wait for its next turn; 0 when nothing waits."""
         return self._ring[tenant].deficit if tenant in self._ring else 0.0
+
+    def deficits(self) -> dict[str, float]:
+        """The deficit of every tenant with waiting requests. Any thread may ask."""
+        return {name: tenant.deficit for name, tenant in list(self._ring.items())}
 
     def push(self, item: T) -> None:
         if item.tenant not in self._ring:

@@ -1,6 +1,7 @@
 """The requests that were submitted and have not ended, and whether more may come. Knows not what is done for them."""
 
 import threading
+from collections import defaultdict
 
 from replica.errors import InvalidRequest, Overloaded, ReplicaError
 from replica.sequence import RequestGroup
@@ -32,6 +33,16 @@ class LiveRequests:
     def all(self) -> tuple[RequestGroup, ...]:
         with self._ended:
             return tuple(self._groups.values())
+
+    def waiting_since(self) -> dict[str, list[float]]:
+        """Tenant -> when each of its requests that wait has arrived."""
+        found: defaultdict[str, list[float]] = defaultdict(list)
+        with self._ended:
+            for key in self._waiting.copy():
+                group = self._groups.get(key)
+                if group is not None:
+                    found[group.tenant].append(group.arrived_at_s)
+        return found
 
     def add(self, group: RequestGroup) -> None:
         """Raises what `refuse` said, InvalidRequest for an id in use, Overloaded when too many wait."""

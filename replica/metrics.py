@@ -1,152 +1,137 @@
-"""What a replica exports to Prometheus, in a registry of its own. Knows figures, not the parts they come from."""
+"""What a replica counts as the step loop and the loads go on. Knows figures, not the parts they come from."""
 
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections import Counter as Tally
+from collections import defaultdict
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from operator import attrgetter
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-from replica.adapters.stats import CacheStats
-from replica.engine import EngineCounts
-from replica.messages import FinishReason
+from replica.config import MetricsConfig
+from replica.messages import FinishReason, GenerateRequest
 from replica.model.batch import ForwardBatch
+from replica.readings import DIGEST_LABEL_LENGTH
+from replica.sequence import Sequence
+from telemetry import catalogue
+from telemetry.cap import OTHER, Capped
+from telemetry.exporter import Exporter, Reader
+from telemetry.series import Counter, Family, Histogram
 
-ADAPTER_LABEL_LENGTH = 12
-"""An adapter is labelled with this much of its digest; only adapters in a slot or in host memory have a series."""
+Key = tuple[str, str]
+"""Adapter and version, as labels say them."""
 
-STEP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-WAIT_SECONDS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
-LOAD_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+BASE: Key = ("base", "-")
+TENANT_OF = attrgetter("group.request.tenant")
 
 
 class ReplicaMetrics:
-    """Counts what the step loop and the loads tell it, and reads the rest when it is scraped."""
+    """Told by the step thread, but for `observe` and `staged`, which any thread may call."""
 
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "lorafleet_replica_choices", "Choices that ended, by outcome.", ["outcome"], registry=self._registry
-        )
-        self._prompt_tokens = Counter(
-            "lorafleet_replica_prompt_tokens", "Prompt tokens of started requests.", registry=self._registry
-        )
-        self._generation_tokens = Counter(
-            "lorafleet_replica_generation_tokens", "Tokens sampled.", registry=self._registry
-        )
-        self._queue_wait = self._histogram("queue_wait_seconds", "From submission to the first step.", WAIT_SECONDS)
-        self._step = self._histogram("step_seconds", "One step of the loop that computed something.", STEP_SECONDS)
-        self._batch_tokens = self._histogram("batch_tokens", "Tokens a step.", BATCH_SIZES)
-        self._batch_sequences = self._histogram("batch_sequences", "Sequences a step.", BATCH_SIZES)
-        self._batch_adapters = self._histogram("batch_adapters", "Distinct adapters a step.", (0, *BATCH_SIZES))
-        self._load = Histogram(
-            "lorafleet_adapter_load_seconds",
-            "Stages of loads: fetch (blob store to node), read (node to host), wait, copy (host to slot), total.",
-            ["stage"],
-            buckets=LOAD_SECONDS,
-            registry=self._registry,
-        )
+    def __init__(self, config: MetricsConfig | None = None) -> None:
+        self.config = config or MetricsConfig()
+        self._exporter = exporter = Exporter(catalogue.REPLICA)
+        self._choices = exporter.counter(catalogue.CHOICES)
+        self._prompt_tokens = exporter.counter(catalogue.REPLICA_PROMPT_TOKENS).labels()
+        self._generation_tokens = exporter.counter(catalogue.GENERATION_TOKENS).labels()
+        self._step = exporter.histogram(catalogue.STEP_SECONDS).labels()
+        self._batch_tokens = exporter.histogram(catalogue.BATCH_TOKENS).labels()
+        self._batch_sequences = exporter.histogram(catalogue.BATCH_SEQUENCES).labels()
+        self._batch_adapters = exporter.histogram(catalogue.BATCH_ADAPTERS).labels()
+        self._load = exporter.histogram(catalogue.LOAD_SECONDS)
+        self._staging = exporter.histogram(catalogue.STAGING_SECONDS)
+        self._lock = threading.Lock()
+        self._waits = _Waits(exporter.histogram(catalogue.QUEUE_WAIT_S), self.config.max_adapters)
+        self._tenants = _tenants(exporter, self.config.max_tenants)
 
     def __repr__(self) -> str:
-        return f"ReplicaMetrics({len(list(self._registry.collect()))} families)"
+        return f"ReplicaMetrics({self._waits!r}, tenants={self._tenants!r})"
 
-    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
-        return Histogram(f"lorafleet_replica_{name}", text, buckets=tuple(buckets), registry=self._registry)
-
-    def watch(self, collector: Collector) -> None:
-        """Ask `collector` for figures whenever the metrics are rendered."""
-        self._registry.register(collector)
+    def watch(self, reader: Reader) -> None:
+        """Ask `reader` for its values whenever the metrics are rendered."""
+        self._exporter.watch(reader)
 
     def render(self) -> bytes:
-        """The Prometheus text format."""
-        return generate_latest(self._registry)
+        """Prometheus' text format. Any thread may call it."""
+        return self._exporter.render()
 
-    def on_start(self, waited_s: float, num_prompt: int) -> None:
-        self._queue_wait.observe(waited_s)
+    def tenants(self) -> Iterator[str]:
+        """The tenants with series of their own."""
+        return (tenant for tenant, _ in self._tenants)
+
+    def on_start(self, request: GenerateRequest, waited_s: float) -> None:
+        num_prompt = len(request.prompt)
         self._prompt_tokens.inc(num_prompt)
+        self._waits.of(request).observe(waited_s)
+        tenant = self._tenants.of(request.tenant)
+        tenant.queue_wait_s.observe(waited_s)
+        tenant.service.inc(num_prompt)
 
-    def on_step(self, batch: ForwardBatch, took_s: float) -> None:
+    def on_step(self, batch: ForwardBatch, took_s: float, sampled: Items[Sequence]) -> None:
         self._step.observe(took_s)
         self._batch_tokens.observe(batch.token_ids.shape[0])
         self._batch_sequences.observe(len(batch.spans))
         self._batch_adapters.observe(len(batch.segments))
+        self._generation_tokens.inc(len(sampled))
+        for tenant, num_tokens in Tally(map(TENANT_OF, sampled)).items():
+            self._tenants.of(tenant).service.inc(num_tokens)
 
-    def on_end(self, reason: FinishReason, num_output: int) -> None:
-        self._requests.labels(reason).inc()
-        self._generation_tokens.inc(num_output)
+    def on_end(self, reason: FinishReason) -> None:
+        self._choices.labels(reason).inc()
 
-    def observe(self, stage: str, seconds: float) -> None:
-        """A timed stage of an adapter's load, from any thread."""
-        self._load.labels(stage).observe(seconds)
+    def on_withdrawn(self, digest: str) -> None:
+        """Drop the series of a version that is served no more."""
+        self._waits.drop(digest)
 
+    def observe(self, stage: str, seconds: float, source: str) -> None:
+        """A timed stage of an adapter's load."""
+        with self._lock:
+            self._load.labels(source, stage).observe(seconds)
 
-class StateCollector(Collector):
-    """Gauges and counters that the engine and the adapter cache keep anyway, read at scrape time."""
-
-    def __init__(
-        self, counts: Callable[[], EngineCounts], stats: Callable[[], CacheStats], num_blocks: int, block_size: int
-    ) -> None:
-        self._counts = counts
-        self._stats = stats
-        self._num_blocks = num_blocks
-        self._block_size = block_size
-
-    def collect(self) -> Iterable[Metric]:
-        yield from self._engine(self._counts())
-        stats = self._stats()
-        yield from self._slots(stats)
-        yield from self._tiers(stats)
-        yield _residency(stats)
-
-    def _engine(self, counts: EngineCounts) -> Iterable[Metric]:
-        states = {"waiting": counts.num_waiting, "loading": counts.num_loading, "running": counts.num_running}
-        yield _gauges("replica_sequences", "Requests waiting and loading, choices running.", "state", states)
-        used = self._num_blocks - counts.num_free_blocks
-        blocks = {"used": used, "free": counts.num_free_blocks}
-        yield _gauges("replica_kv_blocks", f"KV cache blocks of {self._block_size} tokens.", "state", blocks)
-        yield _counter("replica_steps", "Steps that computed something.", counts.num_steps)
-        yield _counter("replica_preemptions", "Sequences that lost their KV blocks.", counts.num_preemptions)
-        yield _counter("replica_pauses", "Sequences that gave their row to another tenant.", counts.num_pauses)
-        yield _counter("replica_found_tokens", "Tokens whose KV was found again.", counts.num_found_tokens)
-
-    def _slots(self, stats: CacheStats) -> Iterable[Metric]:
-        yield _gauges("adapter_slots", "Adapter slots by state.", "state", stats.slots_by_state)
-        arena = {"used": stats.arena_bytes - stats.arena_free_bytes, "free": stats.arena_free_bytes}
-        yield _gauges("adapter_arena_bytes", "Device memory for adapters.", "state", arena)
-        yield _counter("adapter_slot_hits", "Acquisitions that found the adapter in a slot.", stats.num_hits)
-        yield _counter("adapter_slot_misses", "Acquisitions that did not.", stats.num_misses)
-        yield _counter("adapter_load_failures", "Loads that failed.", stats.num_failures)
-
-    def _tiers(self, stats: CacheStats) -> Iterable[Metric]:
-        host = GaugeMetricFamily("lorafleet_adapter_host_bytes", "Host memory that holds adapter images.")
-        host.add_metric([], stats.host_bytes)
-        yield host
-        yield _counters("adapter_loads", "Loads into a slot, by where the bytes came from.", "tier", stats.loads)
-        yield _counters("adapter_evictions", "Evictions by tier.", "tier", stats.evictions)
+    def staged(self, outcome: str, seconds: float) -> None:
+        """A version's bytes came to the node (`ok`), or did not (`failed`)."""
+        with self._lock:
+            self._staging.labels(outcome).observe(seconds)
 
 
-def _residency(stats: CacheStats) -> Metric:
-    """One series an adapter and tier; it goes when the adapter does."""
-    family = GaugeMetricFamily("lorafleet_adapter_resident", "1 where an adapter is.", labels=["adapter", "tier"])
-    for tier, digests in (("slot", stats.resident), ("host", stats.host_cached)):
-        for label in sorted({digest[:ADAPTER_LABEL_LENGTH] for digest in digests}):
-            family.add_metric([label, tier], 1)
-    return family
+class _Tenant:
+    """The series of one tenant."""
+
+    def __init__(self, service: Counter, queue_wait_s: Histogram) -> None:
+        self.service = service
+        self.queue_wait_s = queue_wait_s
 
 
-def _gauges(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
-    family = GaugeMetricFamily(f"lorafleet_{name}", text, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    return family
+def _tenants(exporter: Exporter, limit: int) -> Capped[str, _Tenant]:
+    service, waits = exporter.counter(catalogue.TENANT_SERVICE), exporter.histogram(catalogue.TENANT_QUEUE_WAIT_S)
+    return Capped(limit, lambda tenant: _Tenant(service.labels(tenant), waits.labels(tenant)), OTHER)
 
 
-def _counters(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(f"lorafleet_{name}", text, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    return family
+class _Waits:
+    """Queue waits by version, gone when its digest is."""
+
+    def __init__(self, family: Family[Histogram], limit: int) -> None:
+        self._family = family
+        self._series: Capped[Key, Histogram] = Capped(limit, lambda key: family.labels(*key), (OTHER, "-"))
+        self._keys: defaultdict[str, set[Key]] = defaultdict(set)
+
+    def __repr__(self) -> str:
+        return f"models={self._series!r}"
+
+    def of(self, request: GenerateRequest) -> Histogram:
+        key = key_of(request)
+        if request.adapter is not None:
+            self._keys[request.adapter].add(key)
+        return self._series.of(key)
+
+    def drop(self, digest: str) -> None:
+        for key in self._keys.pop(digest, ()):
+            if self._series.drop(key) is not None:
+                self._family.remove(*key)
 
 
-def _counter(name: str, text: str, value: int) -> Metric:
-    return CounterMetricFamily(f"lorafleet_{name}", text, value=value)
+def key_of(request: GenerateRequest) -> Key:
+    """The labels of what a request asks for; of a version without a name, its digest."""
+    if request.adapter is None:
+        return BASE
+    name, number = request.origin.name, request.origin.number
+    return (request.adapter[:DIGEST_LABEL_LENGTH], "-") if name is None else (name, str(number))

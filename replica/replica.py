@@ -1,6 +1,7 @@
 """One replica: a base model, its adapters and a step loop behind generate, stage, forget and status. Knows no Ray."""
 
 import asyncio
+import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
@@ -19,12 +20,14 @@ from replica.limits import RequestLimits
 from replica.memory_plan import asked_kv_blocks
 from replica.memory_profile import CudaMemory, DeviceMemory, fit_kv_blocks
 from replica.messages import GenerateRequest, ReplicaStatus, TokenChunk
-from replica.metrics import ReplicaMetrics, StateCollector
+from replica.metrics import ReplicaMetrics
 from replica.model.base_model import BaseModel
 from replica.model.batch import Site
 from replica.model.device_runner import StepLimits
 from replica.outbox import LoopOutbox, Outbox, take_all
+from replica.readings import EngineReadings, TenantReadings, TierReadings
 from replica.step import StepModel
+from telemetry.exporter import Reader
 
 STALL_S = 60.0
 """Without a step for this long although there is work, a replica counts as dead."""
@@ -75,6 +78,7 @@ class Replica:
         model_loader: Callable[[ModelConfig], Model] = BaseModel.load,
         stall_s: float = STALL_S,
         device_memory: Callable[[torch.device], DeviceMemory | None] | None = None,
+        metrics: ReplicaMetrics | None = None,
         on_ended: OnEnded | None = None,
     ) -> None:
         self._config = config
@@ -84,7 +88,7 @@ class Replica:
         self._on_ended = on_ended
         self._device_memory = device_memory or cuda_memory
         self._store = NodeStore(config.adapters.node_store, source, config.adapters.node_store_bytes)
-        self._metrics = ReplicaMetrics()
+        self._metrics = metrics or ReplicaMetrics(config.metrics)
         self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopOutbox] = weakref.WeakKeyDictionary()
         self._engine: Engine | None = None
         self._withdrawn: dict[str, None] = {}
@@ -140,10 +144,10 @@ class Replica:
             on_fatal=self._on_fatal,
             on_ended=self._on_ended,
         )
-        collector = StateCollector(
-            lambda: engine.counts, self._cache.stats, num_blocks, self._config.scheduler.block_size
-        )
-        self._metrics.watch(collector)
+        metrics, limit = self._metrics, self._config.metrics.max_tenants
+        metrics.watch(EngineReadings(lambda: engine.counts, num_blocks))
+        metrics.watch(TierReadings(self._cache.stats))
+        metrics.watch(TenantReadings(engine.tenants, metrics.tenants, limit))
         self._cache.on_change(engine.wake)
         engine.start()
         return engine
@@ -202,9 +206,14 @@ class Replica:
 
     async def stage(self, manifest: AdapterManifest) -> None:
         """Bring a version's bytes onto the node, on another thread. Raises AdapterTooLarge, AdapterUnavailable."""
-        self._cache.check_fits(manifest)
-        self._withdrawn.pop(manifest.digest, None)
-        await asyncio.to_thread(self._store.stage, manifest)
+        started_s, outcome = time.monotonic(), "failed"
+        try:
+            self._cache.check_fits(manifest)
+            self._withdrawn.pop(manifest.digest, None)
+            await asyncio.to_thread(self._store.stage, manifest)
+            outcome = "ok"
+        finally:
+            self._metrics.staged(outcome, time.monotonic() - started_s)
 
     async def remember(self, manifest: AdapterManifest) -> None:
         """Make a version servable without its bytes, which come with its first request.
@@ -263,11 +272,15 @@ class Replica:
             num_adapter_loads=sum(stats.loads.values()),
             num_slot_hits=stats.num_hits,
             num_slot_misses=stats.num_misses,
-            num_evictions=stats.evictions.get("slot", 0),
+            num_evictions=stats.evictions["slot", "room"],
         )
 
+    def watch(self, reader: Reader) -> None:
+        """Have the metrics tell what `reader` reads, too."""
+        self._metrics.watch(reader)
+
     def metrics(self) -> bytes:
-        """The Prometheus text of this replica's own registry."""
+        """The Prometheus text of this replica alone."""
         return self._metrics.render()
 
     def check_integrity(self) -> None:

@@ -278,6 +278,7 @@ class JoinedReplicas:
             node_store_bytes=adapters.node_store_bytes,
             pulse=lambda: pulse_of(replica.status()),
         )
+        replica.watch(member.readings)
         self._tasks.append(asyncio.create_task(member.run()))
         return replica
 

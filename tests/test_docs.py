@@ -1,4 +1,4 @@
-"""The documents against the code: settings, routes, errors, metrics, commands, links, and the YAML files."""
+"""The documents against the code: settings, routes, errors, commands, links, and the YAML files."""
 
 import json
 import re
@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import pytest
 import typer
 import yaml
-from prometheus_client import Metric
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -48,15 +47,11 @@ from registry.types import (
     VersionRecord,
     VersionStates,
 )
-from replica.adapters.stats import CacheStats
-from replica.engine import EngineCounts
 from replica.errors import ReplicaError
-from replica.metrics import ReplicaMetrics, StateCollector
 from router.app import Endpoint, endpoints
 from router.config import RouterConfig
 from router.errors import RouterError, http_face
 from router.gateway import Gateway
-from router.metrics import GatewayMetrics
 from router.schemas import (
     HARMLESS,
     AliasBody,
@@ -320,41 +315,6 @@ def special_keys() -> list[tuple[str, str, str]]:
 def test_every_code_of_a_fault_is_documented_once() -> None:
     documented = [cells[0] for cells in rows(section(read("docs/adapters.md"), "Faults and warnings"))]
     assert sorted(documented[1:]) == sorted(f"`{code}`" for code in fault_codes())
-
-
-# Metrics.
-
-
-def gateway_families() -> list[Metric]:
-    metrics = GatewayMetrics()
-    with metrics.meter(None, 1):
-        pass
-    metrics.placed("home")
-    metrics.answered_error("conflict")
-    metrics.limited("max_concurrent")
-    return list(metrics.registry.collect())
-
-
-def replica_families() -> list[Metric]:
-    metrics = ReplicaMetrics()
-    metrics.on_end("stop", 1)
-    metrics.observe("read", 0.1)
-    some = {"some": 1}
-    stats = CacheStats(1, some, ("a",), (), 1, 1, 1, 0, 0, 0, 0, some, some, {})
-    metrics.watch(StateCollector(EngineCounts, lambda: stats, 1, 16))
-    return list(metrics._registry.collect())
-
-
-def metric_row(family: Metric) -> list[str]:
-    labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
-    name = f"`{family.name}_total`" if family.type == "counter" else f"`{family.name}`"
-    return [name, family.type, ", ".join(f"`{label}`" for label in labels)]
-
-
-@pytest.mark.parametrize(("title", "families"), [("Gateway", gateway_families), ("Replica", replica_families)])
-def test_metrics_are_documented_with_type_and_labels(title: str, families: Any) -> None:
-    documented = [cells[:3] for cells in rows(section(read("docs/operations.md"), title)) if "lorafleet_" in cells[0]]
-    assert sorted(documented) == sorted(metric_row(family) for family in families())
 
 
 # Commands, links and files.

@@ -25,7 +25,7 @@ from replica.adapters.misses import MissPath
 from replica.adapters.node_store import NodeStore
 from replica.adapters.residents import Resident, Residents
 from replica.adapters.slots import SlotArena
-from replica.adapters.stats import CacheStats, LoadObserver, LoadTimes
+from replica.adapters.stats import SOURCES, CacheStats, LoadObserver, LoadTimes
 from replica.config import AdapterCacheConfig
 from replica.errors import ReplicaError
 from replica.model.batch import LoraPair, Site
@@ -185,9 +185,12 @@ class AdapterCache:
     def prefetch(self, digest: str) -> None:
         """Bring an adapter to the host cache, if it is known and has not failed just now. Never blocks or raises."""
         with suppress(ReplicaError):
-            self._loader.check(digest)
-            if not self._host.touch(digest):
-                self._loader.request(digest)
+            self._bring(digest, ahead=False)
+
+    def _bring(self, digest: str, ahead: bool) -> None:
+        self._loader.check(digest)
+        if not self._host.touch(digest):
+            self._loader.request(digest, ahead=ahead)
 
     def warm(self, digest: str) -> None:
         """As `prefetch`, into host memory that nothing uses: no other image leaves for it. Never blocks or raises."""
@@ -196,7 +199,7 @@ class AdapterCache:
     def _warm(self, digest: str) -> None:
         with suppress(ReplicaError):
             if self._planner.plan(self._store.manifest(digest)).num_bytes <= self._host.free_bytes:
-                self.prefetch(digest)
+                self._bring(digest, ahead=True)
             else:
                 self._host.touch(digest)
 
@@ -274,17 +277,22 @@ class AdapterCache:
             resident=self._residents.digests(),
             host_cached=self._host.digests(),
             host_bytes=self._host.num_bytes,
+            host_free_bytes=self._host.free_bytes,
             arena_bytes=arena.num_bytes,
             arena_free_bytes=arena.free_bytes,
             num_waiting=len(self._misses.waiters),
             num_hits=self._num_hits,
             num_misses=self._num_misses,
             num_failures=self._loader.num_failures,
-            loads={tier: self._misses.loads[tier] for tier in ("host", "node", "blob")},
+            loads={source: self._misses.loads[source] for source in SOURCES},
             evictions={
-                "slot": self._residents.num_evictions,
-                "host": self._host.num_evictions,
-                "node": self._store.num_evictions,
+                ("slot", "room"): self._residents.num_evictions,
+                ("slot", "withdrawn"): self._residents.num_withdrawn,
+                ("host", "room"): self._host.num_evictions,
+                ("host", "withdrawn"): self._host.num_withdrawn,
+                ("node", "room"): self._store.num_evictions,
+                ("node", "withdrawn"): self._store.num_withdrawn,
+                ("node", "damaged"): self._store.num_damaged,
             },
             load_seconds=self._times.snapshot(),
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from replica.adapters.host_cache import HostLease
-from replica.adapters.stats import LoadTimes
+from replica.adapters.stats import LoadTimes, Source
 from replica.adapters.waiters import Waiter
 from replica.adapters.weights import AdapterImage, view_pairs
 from replica.errors import AdapterUnavailable, ReplicaError
@@ -23,6 +23,7 @@ class SlotCopy:
     slot: int
     image: AdapterImage
     borrowed: HostLease | None
+    source: Source
     started_s: float
     ended_s: float = 0.0
     pairs: Mapping[int, LoraPair] | None = None
@@ -62,7 +63,7 @@ class CopyQueue:
             copy.pairs = self._copier.copy(copy.image, start, fence)
             copy.image.layout.columns  # noqa: B018  made here, so that the step thread finds them
             copy.ended_s = self._clock()
-            self._times.observe("copy", copy.ended_s - started_s)
+            self._times.observe("copy", copy.ended_s - started_s, copy.source)
         except Exception as error:
             copy.error = AdapterUnavailable(f"adapter {copy.image.digest} could not be copied to its slot: {error}")
         if copy.borrowed is not None:

@@ -8,14 +8,19 @@ import weakref
 from collections import OrderedDict
 
 from replica.adapters.host_memory import HostBlock, HostMemory
+from replica.adapters.stats import Source
 from replica.adapters.weights import AdapterImage
 
 
 class HostLease:
-    """Keeps an image in the cache while a copy reads it; release it exactly once."""
+    """Keeps an image in the cache while a copy reads it; release it exactly once.
 
-    def __init__(self, cache: "HostCache", image: AdapterImage) -> None:
+    `source` is where the image came from when it was read for this very copy, else the host.
+    """
+
+    def __init__(self, cache: "HostCache", image: AdapterImage, source: Source) -> None:
         self.image = image
+        self.source = source
         self._cache: HostCache | None = cache
 
     def release(self) -> None:
@@ -25,10 +30,11 @@ class HostLease:
 
 
 class _Entry:
-    __slots__ = ("forgotten", "image", "num_readers")
+    __slots__ = ("forgotten", "image", "num_readers", "source")
 
-    def __init__(self, image: AdapterImage) -> None:
+    def __init__(self, image: AdapterImage, source: Source) -> None:
         self.image = image
+        self.source = source
         self.num_readers = 0
         self.forgotten = False
 
@@ -43,6 +49,7 @@ class HostCache:
         self._memory = memory
         self.num_bytes = 0
         self.num_evictions = 0
+        self.num_withdrawn = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._blocks: weakref.WeakSet[HostBlock] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -81,8 +88,11 @@ class HostCache:
                 self._blocks.add(block)
             return block
 
-    def add(self, image: AdapterImage) -> bool:
-        """Keep an image; false when it was not read into room of this cache."""
+    def add(self, image: AdapterImage, source: Source = "host") -> bool:
+        """Keep an image; false when it was not read into room of this cache.
+
+        `source` is what the first copy of it counts as: where it came from, or `host` when it was read ahead of need.
+        """
         with self._lock:
             entry = self._entries.get(image.digest)
             if entry is not None:
@@ -91,7 +101,7 @@ class HostCache:
                 return True
             if image.block not in self._blocks:
                 return False
-            self._entries[image.digest] = _Entry(image)
+            self._entries[image.digest] = _Entry(image, source)
             self.num_bytes += image.num_bytes
             return True
 
@@ -103,7 +113,8 @@ class HostCache:
                 return None
             self._entries.move_to_end(digest)
             entry.num_readers += 1
-            return HostLease(self, entry.image)
+            source, entry.source = entry.source, "host"
+            return HostLease(self, entry.image, source)
 
     def touch(self, digest: str) -> bool:
         """Mark an image as used now; false when it is not here."""
@@ -120,6 +131,7 @@ class HostCache:
             entry = self._entries.get(digest)
             if entry is None:
                 return
+            self.num_withdrawn += not entry.forgotten
             entry.forgotten = True
             if entry.num_readers == 0:
                 self._drop(digest)

@@ -4,6 +4,7 @@ A tensor's bytes go straight from the file to their place. Knows nothing of wher
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -61,28 +62,31 @@ class ImageReader:
         if block is None:
             block = HostBlock(torch.empty(layout.num_bytes, dtype=torch.uint8))
         data = block.data.view(layout.dtype)
+        spent = _Spent()
         try:
             with TensorFile(path) as file:
-                self._read(file, manifest, layout, data)
+                self._read(file, manifest, layout, data, spent)
         except BadTensorFile as error:
             raise BytesChanged(
                 f"adapter {manifest.digest}: its file is not the one that was staged: {error}"
             ) from error
         except OSError as error:
             raise AdapterUnavailable(f"adapter {manifest.digest}: its file cannot be read: {error}") from error
-        return AdapterImage(manifest.digest, layout, data, block)
+        return AdapterImage(manifest.digest, layout, data, block, spent.convert_share)
 
     def close(self) -> None:
         if self._threads is not None:
             self._threads.shutdown(wait=True)
 
-    def _read(self, file: TensorFile, manifest: AdapterManifest, layout: ImageLayout, data: torch.Tensor) -> None:
+    def _read(
+        self, file: TensorFile, manifest: AdapterManifest, layout: ImageLayout, data: torch.Tensor, spent: "_Spent"
+    ) -> None:
         parts = _parts(file, manifest, layout)
         _clear_gaps(parts, data)
         size = max(_MIN_PIECE_BYTES, layout.num_bytes // (2 * self._num_threads))
-        self._run(lambda piece: _read_piece(file, piece, data), _pieces(parts, size))
+        self._run(lambda piece: _read_piece(file, piece, data, spent), _pieces(parts, size))
         step = size // layout.dtype.itemsize
-        good = self._run(is_finite, [data[first : first + step] for first in range(0, data.numel(), step)])
+        good = self._run(spent.checked, [data[first : first + step] for first in range(0, data.numel(), step)])
         if not all(good):
             bad = next(part for part in parts if not is_finite(data[part.first : part.last]))
             message = f"{bad.info.key} has values that are not finite in {data.dtype}"
@@ -131,8 +135,29 @@ def _clear_gaps(parts: Iterable[_Part], data: torch.Tensor) -> None:
             data[end:start] = 0
 
 
-def _read_piece(file: TensorFile, parts: Sequence[_Part], data: torch.Tensor) -> bool:
+class _Spent:
+    """Seconds of all threads that read one adapter, by what they did. Appending is safe from any of them."""
+
+    def __init__(self) -> None:
+        self.read_s: list[float] = []
+        self.convert_s: list[float] = []
+
+    @property
+    def convert_share(self) -> float:
+        convert_s = sum(self.convert_s)
+        return convert_s / max(convert_s + sum(self.read_s), 1e-9)
+
+    def checked(self, data: torch.Tensor) -> bool:
+        """Whether all values are finite, counted as converting."""
+        started_s = time.perf_counter()
+        good = is_finite(data)
+        self.convert_s.append(time.perf_counter() - started_s)
+        return good
+
+
+def _read_piece(file: TensorFile, parts: Sequence[_Part], data: torch.Tensor, spent: _Spent) -> bool:
     """Bring tensors to their places, some by way of scratch memory, and compare their digests."""
+    started_s, converted_s = time.perf_counter(), 0.0
     file.read_ahead(parts[0].start, parts[-1].end)
     targets = [_target(part, data) for part in parts]
     for first, last in _runs(parts):
@@ -141,7 +166,11 @@ def _read_piece(file: TensorFile, parts: Sequence[_Part], data: torch.Tensor) ->
         if hashlib.sha256(target.data).hexdigest() != part.info.sha256:
             raise BadTensorFile(f"{part.info.key} has other bytes than were uploaded")
         if not part.lies_as_in(data):
+            before_s = time.perf_counter()
             _convert(part, torch.from_numpy(target).view(dtype_of(part.info)), data[part.first : part.last])
+            converted_s += time.perf_counter() - before_s
+    spent.read_s.append(time.perf_counter() - started_s - converted_s)
+    spent.convert_s.append(converted_s)
     return True
 
 

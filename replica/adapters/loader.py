@@ -12,17 +12,16 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from registry.types import AdapterManifest
 from replica.adapters.fit import ImagePlanner
 from replica.adapters.host_cache import HostCache
 from replica.adapters.image_reader import ImageReader
-from replica.adapters.stats import LoadTimes
+from replica.adapters.stats import LoadTimes, Source
 from replica.adapters.weights import AdapterImage
 from replica.errors import AdapterUnavailable, ReplicaError, UnknownAdapter
 
-Tier = Literal["host", "node", "blob"]
 _logger = logging.getLogger(__name__)
 
 
@@ -48,7 +47,7 @@ class Loaded:
     """
 
     digest: str
-    tier: Tier
+    tier: Source
     seconds: float
     ended_s: float
     image: AdapterImage | None = None
@@ -60,7 +59,8 @@ class _Flight:
     digest: str
     started_s: float
     hold: bool
-    tier: Tier = "node"
+    ahead: bool
+    tier: Source = "node"
 
 
 class ImageLoader:
@@ -90,17 +90,19 @@ class ImageLoader:
         self._lock = threading.Lock()
         self.num_failures = 0
 
-    def request(self, digest: str, hold: bool = False) -> None:
+    def request(self, digest: str, hold: bool = False, ahead: bool = False) -> None:
         """Bring an image to the host cache, at once and without blocking; `settled` will tell how it went.
 
         When loads and copies leave no room there, nothing is read; with `hold` it is, and the result carries the image.
+        `ahead` says that no request wants it yet: who comes later finds it in the host.
         """
         with self._lock:
             flight = self._flights.get(digest)
             if flight is not None:
                 flight.hold |= hold
+                flight.ahead &= ahead
                 return
-            flight = self._flights[digest] = _Flight(digest, self._clock(), hold)
+            flight = self._flights[digest] = _Flight(digest, self._clock(), hold, ahead)
         self._readers.submit(self._read, flight)
 
     def check(self, digest: str) -> None:
@@ -146,7 +148,7 @@ class ImageLoader:
         try:
             started_s = self._clock()
             self._files.open(flight.digest)
-            self._times.observe("fetch", self._clock() - started_s)
+            self._times.observe("fetch", self._clock() - started_s, "blob")
             self._readers.submit(self._read, flight)
         except Exception as error:
             self._settle(flight, error=_as_replica_error(flight.digest, error))
@@ -160,8 +162,10 @@ class ImageLoader:
             return None
         with self._files.reading(manifest) as path:
             image = self._reader.read(path, manifest, layout, block)
-        self._host.add(image)
-        self._times.observe("read", self._clock() - started_s)
+        self._host.add(image, "host" if flight.ahead else flight.tier)
+        took_s = self._clock() - started_s
+        self._times.observe("read", took_s * (1 - image.convert_share), flight.tier)
+        self._times.observe("convert", took_s * image.convert_share, flight.tier)
         return image
 
     def _settle(self, flight: _Flight, image: AdapterImage | None = None, error: ReplicaError | None = None) -> None:

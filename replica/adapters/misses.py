@@ -95,7 +95,8 @@ class MissPath:
                 borrowed.release()
             self._residents.reserve(image.num_bytes, self._clock() - waiter.in_hand_s >= self._drain_after_s)
             return False
-        self._submit(SlotCopy(waiter, slot, image, borrowed, self._clock()))
+        source = borrowed.source if borrowed is not None else waiter.tier
+        self._submit(SlotCopy(waiter, slot, image, borrowed, source, self._clock()))
         return True
 
     def _load_again(self, waiter: Waiter) -> None:
@@ -139,8 +140,8 @@ class MissPath:
         waiter.image = None
         if self.waiters.holder is waiter:
             self.waiters.holder = None
-        self.loads[waiter.tier] += 1
-        self._times.observe("wait", copy.started_s - waiter.in_hand_s)
+        self.loads[copy.source] += 1
+        self._times.observe("wait", copy.started_s - waiter.in_hand_s, copy.source)
         self._copies.submit(copy, self._residents.arena.start(copy.slot))
 
     def _on_copied(self, copy: SlotCopy) -> None:
@@ -156,8 +157,8 @@ class MissPath:
         )
         for claim in waiter.claims:
             claim.bind(resident)
-        self._times.observe("publish", now_s - copy.ended_s)
-        self._times.observe("total", now_s - waiter.arrived_s)
+        self._times.observe("publish", now_s - copy.ended_s, copy.source)
+        self._times.observe("total", now_s - waiter.arrived_s, copy.source)
         seconds = waiter.load_seconds + now_s - copy.started_s
         self._residents.policy.loaded(waiter.digest, copy.image.num_bytes, seconds)
 

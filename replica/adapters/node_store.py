@@ -60,6 +60,8 @@ class NodeStore:
         self._source = source
         self.max_bytes = max_bytes
         self.num_evictions = 0
+        self.num_withdrawn = 0
+        self.num_damaged = 0
         self._manifests = self._folder / "manifests"
         self._bytes = self._folder / "bytes"
         self._partial = self._folder / "partial"
@@ -79,6 +81,7 @@ class NodeStore:
         """
         path = self._file(manifest.digest)
         if not _has_sha256(path, manifest.blob_sha256):
+            self.num_damaged += path.exists()
             remove_unread(path, wait=True)
         self._ensure(manifest)
         self.remember(manifest)
@@ -129,6 +132,7 @@ class NodeStore:
                 yield path
             except BytesChanged as error:
                 path.unlink(missing_ok=True)
+                self.num_damaged += 1
                 message = f"adapter {manifest.digest}: its bytes on this node changed; they were thrown away ({error})"
                 raise AdapterUnavailable(message) from error
 
@@ -145,7 +149,8 @@ class NodeStore:
     def forget(self, digest: str) -> None:
         """Drop manifest and bytes; bytes that are being read lose their manifest now and leave with the oldest."""
         self._manifest_file(digest).unlink(missing_ok=True)
-        remove_unread(self._file(digest))
+        was_here = self._file(digest).exists()
+        self.num_withdrawn += remove_unread(self._file(digest)) and was_here
 
     @property
     def num_bytes(self) -> int:

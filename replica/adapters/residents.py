@@ -37,6 +37,7 @@ class Residents:
         self.arena = arena
         self.policy = policy
         self.num_evictions = 0
+        self.num_withdrawn = 0
         self._by_digest: dict[str, Resident] = {}
         self._leaving: set[Resident] = set()
         self._reserved = False
@@ -152,6 +153,7 @@ class Residents:
     def _retire(self, resident: Resident) -> None:
         if self._by_digest.get(resident.digest) is resident:
             del self._by_digest[resident.digest]
+        self.num_withdrawn += 1
         resident.closed = resident.forgotten = True
         if resident.num_pins > 0:
             self._leaving.add(resident)

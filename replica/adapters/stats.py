@@ -4,18 +4,23 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
-STAGES = ("fetch", "read", "wait", "copy", "publish", "total")
-"""fetch: blob store to node; read: node to host image; wait: until the step loop has seen it and there is room; copy:
-host to slot; publish: until the step loop has seen that; total."""
+Source = Literal["host", "node", "blob"]
+"""Where the bytes of a load came from."""
+
+SOURCES: tuple[Source, ...] = ("host", "node", "blob")
+STAGES = ("fetch", "read", "convert", "wait", "copy", "publish", "total")
+"""fetch: blob store to node; read: node to host image, and convert: the part of that which casts and checks values;
+wait: until the step loop has seen it and there is room; copy: host to slot; publish: until the step loop has seen that;
+total."""
 
 
 class LoadObserver(Protocol):
     """Receives every timed stage of a load, from any thread; for histograms."""
 
-    def observe(self, stage: str, seconds: float) -> None:
-        """`stage` is one of STAGES."""
+    def observe(self, stage: str, seconds: float, source: Source) -> None:
+        """`stage` is one of STAGES; `source` says where the bytes came from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,8 @@ class CacheStats:
 
     `slots_by_state` has `free`, `loading`, `resident` (nobody uses it) and `pinned`. `num_hits` counts acquires of a
     resident adapter, `num_misses` all others. `loads` counts copies into slots by where the bytes came from: `host`,
-    `node` or `blob`. `evictions` is by tier: `slot`, `host`, `node`. `load_seconds` is stage -> (count, sum).
+    `node` or `blob`. `evictions` is by tier (`slot`, `host`, `node`) and cause: `room` for another one, `withdrawn`
+    from service, `damaged` bytes. `load_seconds` is stage -> (count, sum).
     """
 
     num_slots: int
@@ -32,6 +38,7 @@ class CacheStats:
     resident: tuple[str, ...]
     host_cached: tuple[str, ...]
     host_bytes: int
+    host_free_bytes: int
     arena_bytes: int
     arena_free_bytes: int
     num_waiting: int
@@ -39,7 +46,7 @@ class CacheStats:
     num_misses: int
     num_failures: int
     loads: Mapping[str, int]
-    evictions: Mapping[str, int]
+    evictions: Mapping[tuple[str, str], int]
     load_seconds: Mapping[str, tuple[int, float]]
 
 
@@ -52,12 +59,12 @@ class LoadTimes:
         self._sums: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self._lock = threading.Lock()
 
-    def observe(self, stage: str, seconds: float) -> None:
+    def observe(self, stage: str, seconds: float, source: Source) -> None:
         with self._lock:
             self._counts[stage] += 1
             self._sums[stage] += seconds
         if self._observer is not None:
-            self._observer.observe(stage, seconds)
+            self._observer.observe(stage, seconds, source)
 
     def snapshot(self) -> dict[str, tuple[int, float]]:
         with self._lock:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from enum import Enum, auto
 from typing import Protocol
 
-from replica.adapters.loader import Tier
 from replica.adapters.residents import Resident
+from replica.adapters.stats import Source
 from replica.adapters.weights import AdapterImage
 from replica.errors import ReplicaError
 
@@ -39,7 +39,7 @@ class Waiter:
         self.arrived_s = arrived_s
         self.state = WaiterState.LOADING
         self.claims: list[Claim] = []
-        self.tier: Tier = "host"
+        self.tier: Source = "host"
         self.load_seconds = 0.0
         self.in_hand_s = arrived_s
         self.image: AdapterImage | None = None

@@ -76,13 +76,15 @@ class Columns:
 class AdapterImage:
     """An adapter in host memory: `data` is 1-D, of `layout.num_elements`, and is never written again.
 
-    `block` is the memory it lies in, kept as long as the image is.
+    `block` is the memory it lies in, kept as long as the image is. `convert_share` is the part of the time of its
+    reading that went into casting and checking values.
     """
 
     digest: str
     layout: ImageLayout
     data: torch.Tensor
     block: HostBlock
+    convert_share: float = 0.0
 
     @property
     def num_bytes(self) -> int:

@@ -1,14 +1,21 @@
 """The metrics that `lorafleet top` reads are the ones that replicas and gateways export."""
 
 import pytest
+import torch
 
 from cluster.console import scrape
 from cluster.console.scrape import Scrape, read_scrape
+from registry.catalog import Resolution
 from replica.adapters.stats import CacheStats
 from replica.engine import EngineCounts
-from replica.metrics import ReplicaMetrics, StateCollector
+from replica.messages import GenerateRequest, SamplingParams
+from replica.metrics import ReplicaMetrics
+from replica.model.batch import ForwardBatch
+from replica.readings import EngineReadings, TierReadings
+from replica.sequence import RequestGroup
 from router.exposition import merge_expositions
 from router.metrics import GatewayMetrics
+from tests.fakes import CollectingOutbox
 
 COUNTS = EngineCounts(num_waiting=1, num_loading=2, num_running=3, num_free_blocks=75)
 STATS = CacheStats(
@@ -17,14 +24,15 @@ STATS = CacheStats(
     resident=(),
     host_cached=(),
     host_bytes=0,
+    host_free_bytes=0,
     arena_bytes=1,
     arena_free_bytes=1,
     num_waiting=0,
     num_hits=7,
     num_misses=3,
     num_failures=0,
-    loads={"host": 1, "node": 2},
-    evictions={"slot": 1},
+    loads={"host": 1, "node": 2, "blob": 0},
+    evictions={("slot", "room"): 1},
     load_seconds={},
 )
 
@@ -33,9 +41,12 @@ STATS = CacheStats(
 def reading() -> Scrape:
     """One scrape of a fleet with one gateway, which has served one call, and one replica."""
     replica, gateway = ReplicaMetrics(), GatewayMetrics()
-    replica.watch(StateCollector(lambda: COUNTS, lambda: STATS, 100, 16))
-    replica.on_end("stop", 11)
-    with gateway.meter("legal", 5) as meter:
+    replica.watch(EngineReadings(lambda: COUNTS, 100))
+    replica.watch(TierReadings(lambda: STATS))
+    request = GenerateRequest("r", "acme", None, (1,), SamplingParams(1, n=11))
+    sequences = RequestGroup(request, CollectingOutbox()).sequences
+    replica.on_step(ForwardBatch(torch.zeros(11), torch.zeros(11), (), torch.zeros(11)), 0.1, sequences)
+    with gateway.meter(Resolution(model="legal", adapter="legal", number=1), "acme", 5) as meter:
         meter.prompt_meter()(9, 1)
     text = merge_expositions({"gateway": gateway.exposition(), "replica-0": replica.render()})
     return read_scrape(text.decode(), 0.0)

@@ -21,7 +21,7 @@ UNUSED_URL = "http://127.0.0.1:9"
 @pytest.fixture
 def fleet() -> FakeFleet:
     return FakeFleet(
-        replicas=[replica_record(0)], metrics=['lorafleet_adapter_slot_hits_total{instance="replica-0"} 0\n']
+        replicas=[replica_record(0)], metrics=['lorafleet_adapter_hits_total{instance="replica-0",tier="slot"} 0\n']
     )
 
 

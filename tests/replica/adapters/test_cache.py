@@ -14,6 +14,7 @@ import torch
 from replica.adapters.cache import AdapterCache, AdapterLease
 from replica.adapters.fit import Budgets, ImagePlanner
 from replica.adapters.node_store import NodeStore
+from replica.adapters.stats import STAGES
 from replica.adapters.weights import plan_layout
 from replica.config import MIB, AdapterCacheConfig
 from replica.errors import AdapterTooLarge, AdapterUnavailable, ReplicaError, UnknownAdapter
@@ -139,7 +140,7 @@ def test_evicted_adapter_comes_back_from_the_host_bit_equal(fleet: Bench) -> Non
     stats = fleet.cache.stats()
     assert stats.loads["node"] == 3
     assert stats.loads["host"] >= 50
-    assert stats.evictions["slot"] == stats.loads["host"] + 1
+    assert stats.evictions["slot", "room"] == stats.loads["host"] + 1
     assert fleet.source.num_fetches == len(ADAPTERS)
 
 
@@ -222,12 +223,15 @@ def test_adapter_that_does_not_fit_the_base_fails_its_waiter(fleet: Bench) -> No
     assert "down_proj has shapes" in str(fleet.error(other.digest))
 
 
-def test_prefetch_brings_it_to_the_host_and_acquire_takes_it_from_there(fleet: Bench) -> None:
-    fleet.cache.prefetch(ADAPTERS[0].digest)
+@pytest.mark.parametrize(("ahead", "source"), [(AdapterCache.prefetch, "node"), (AdapterCache.warm, "host")])
+def test_bytes_that_a_request_fetched_come_from_the_node_and_those_warmed_from_the_host(
+    fleet: Bench, ahead: Callable[[AdapterCache, str], None], source: str
+) -> None:
+    ahead(fleet.cache, ADAPTERS[0].digest)
     fleet.until(lambda: ADAPTERS[0].digest in fleet.cache.stats().host_cached)
     assert fleet.cache.stats().resident == ()
     fleet.use(ADAPTERS[0])
-    assert fleet.cache.stats().loads == {"host": 1, "node": 0, "blob": 0}
+    assert fleet.cache.stats().loads == {"host": 0, "node": 0, "blob": 0} | {source: 1}
 
 
 def test_warm_takes_only_room_to_spare(tmp_path: Path) -> None:
@@ -241,7 +245,7 @@ def test_warm_takes_only_room_to_spare(tmp_path: Path) -> None:
         fleet.cache.warm(ADAPTERS[0].digest)
         newest_last = (ADAPTERS[1].digest, ADAPTERS[0].digest)
         fleet.until(lambda: fleet.cache.stats().host_cached == newest_last)
-        assert fleet.cache.stats().evictions["host"] == 0
+        assert fleet.cache.stats().evictions["host", "room"] == 0
 
 
 def test_q_and_v_after_all_seven_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -433,12 +437,12 @@ def test_copy_that_fails_frees_its_slot(fleet: Bench, monkeypatch: pytest.Monkey
 
 
 def test_observer_sees_every_stage(tmp_path: Path) -> None:
-    seen: list[str] = []
+    seen: list[tuple[str, str]] = []
 
     class Observer:
-        def observe(self, stage: str, seconds: float) -> None:
+        def observe(self, stage: str, seconds: float, source: str) -> None:
             assert seconds >= 0
-            seen.append(stage)
+            seen.append((stage, source))
 
     source = DictSource(ADAPTERS[0])
     store = NodeStore(tmp_path, source, MIB)
@@ -449,4 +453,4 @@ def test_observer_sees_every_stage(tmp_path: Path) -> None:
         cache.poll()
     lease.release()
     cache.close()
-    assert sorted(seen) == ["copy", "fetch", "publish", "read", "total", "wait"]
+    assert sorted(seen) == sorted((stage, "blob") for stage in STAGES)

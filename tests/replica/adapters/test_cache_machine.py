@@ -50,7 +50,7 @@ class FlakyFiles:
         self.absent: set[str] = set()
         self.unknown: set[str] = set()
         self.max_bytes = STORE.max_bytes
-        self.num_evictions = 0
+        self.num_evictions = self.num_withdrawn = self.num_damaged = 0
 
     def knows(self, digest: str) -> bool:
         return digest not in self.unknown and STORE.knows(digest)
