@@ -167,6 +167,11 @@ class ServeFleet:
         """Each replica's Prometheus text by replica id; those that do not answer in time are left out."""
         return await self._ask_all(self._handle.metrics)
 
+    async def metrics_of(self, replica_id: str) -> bytes | None:
+        """One replica's Prometheus text; None when it does not answer in time."""
+        text: bytes | None = await self._ask(self._handle.metrics, replica_id)
+        return text
+
     async def slots(self) -> Mapping[str, Sequence[SlotView]]:
         """Each replica's adapter slots by replica id; those that do not answer in time are left out."""
         return await self._ask_all(self._handle.slots)

@@ -85,6 +85,7 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
         Endpoint("GET", "/health", operations.health, None),
         Endpoint("GET", "/ready", operations.ready, None),
         Endpoint("GET", "/metrics", operations.metrics, Scope.METRICS),
+        Endpoint("GET", "/metrics/targets", operations.targets, Scope.METRICS),
     ]
 
 

@@ -11,6 +11,7 @@ RouterError
 ├── HeadersTooLarge          path, query or headers are over the configured limit
 ├── TooManyRequests          the gateway's limit of concurrent requests is reached
 │   └── TenantLimitReached       a limit of the tenant is reached; carries which, and when to try again
+├── MemberNotFound           no gateway, replica or registry has that name
 ├── NoReplica                no replica has a live lease
 ├── ReplicaGone              the replica died or cannot be reached
 ├── RequestAborted           the replica ended the request early (version withdrawn, shutdown)
@@ -98,6 +99,10 @@ class TenantLimitReached(TooManyRequests):
         return (TenantLimitReached, (self.message, self.limit, self.retry_after_s))
 
 
+class MemberNotFound(RouterError):
+    code = "member_not_found"
+
+
 class NoReplica(RouterError):
     code = "no_replica"
 
@@ -134,6 +139,7 @@ HTTP_FACES: dict[type[Exception], HttpFace] = {
     BodyTimeout: HttpFace(408, INVALID),
     HeadersTooLarge: HttpFace(431, INVALID),
     TooManyRequests: HttpFace(429, "rate_limit_error", 1),
+    MemberNotFound: HttpFace(404, INVALID),
     NoReplica: HttpFace(503, SERVER, 1),
     ReplicaGone: HttpFace(503, SERVER, 1),
     RequestAborted: HttpFace(503, SERVER),

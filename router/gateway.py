@@ -48,6 +48,7 @@ from router.calls import Binding, Call, CallBuilder
 from router.choice import Delta
 from router.config import RouterConfig
 from router.dispatch import Dispatch
+from router.errors import MemberNotFound, ReplicaGone
 from router.exposition import merge_expositions
 from router.gateway_readings import GatewayReadings, versions_in_service
 from router.merge import merge
@@ -75,6 +76,10 @@ class Fleet(Protocol):
 
     async def metrics(self) -> Mapping[str, bytes]:
         """Instance -> Prometheus text; members that do not answer are left out."""
+        ...
+
+    async def metrics_of(self, replica_id: str) -> bytes | None:
+        """One replica's Prometheus text; None when it does not answer."""
         ...
 
     async def prefetch(self, replica_id: str, digest: str) -> None:
@@ -349,6 +354,23 @@ class Gateway:
         """Instance -> its own Prometheus text, of this gateway and every member that answers."""
         members, registry = await asyncio.gather(self._fleet.metrics(), self._registry_metrics())
         return {self.config.instance: await asyncio.to_thread(self.metrics.exposition), **registry, **members}
+
+    def instances(self) -> list[str]:
+        """What can be scraped alone: this gateway, the registry, every replica of the catalog."""
+        return [self.config.instance, REGISTRY_INSTANCE, *(replica.replica_id for replica in self.catalog.replicas)]
+
+    async def exposition_of(self, instance: str) -> bytes:
+        """One member's own text. Raises MemberNotFound, ReplicaGone when it does not answer, RegistryUnavailable."""
+        if instance not in self.instances():
+            raise MemberNotFound(f"no member of the fleet is called {instance[:80]!r}")
+        if instance == self.config.instance:
+            return await asyncio.to_thread(self.metrics.exposition)
+        if instance == REGISTRY_INSTANCE:
+            return await self.registry.metrics()
+        text = await self._fleet.metrics_of(instance)
+        if text is None:
+            raise ReplicaGone(f"replica {instance} does not answer")
+        return text
 
     async def _registry_metrics(self) -> dict[str, bytes]:
         try:

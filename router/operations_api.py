@@ -28,5 +28,17 @@ class OperationsApi:
         return JSONResponse(body, 503 if missing else 200)
 
     async def metrics(self, request: Request, caller: Principal) -> Response:
-        """One scrape for the fleet, in Prometheus' text format."""
-        return Response(await self._gateway.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        """One scrape for the fleet, or for the member `instance` alone, in Prometheus' text format."""
+        instance, gateway = request.query_params.get("instance"), self._gateway
+        text = await (gateway.exposition() if instance is None else gateway.exposition_of(instance))
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def targets(self, request: Request, caller: Principal) -> Response:
+        """Every member as a target of its own, as Prometheus' `http_sd_configs` wants to be told."""
+        here = [request.url.netloc]
+        return JSONResponse(
+            [
+                {"targets": here, "labels": {"__param_instance": instance, "instance": instance}}
+                for instance in self._gateway.instances()
+            ]
+        )

@@ -210,6 +210,9 @@ class LocalReplicas:
     async def prefetch(self, replica_id: str, digest: str) -> None:
         self._replicas[replica_id].warm(digest)
 
+    async def metrics_of(self, replica_id: str) -> bytes | None:
+        return self._replicas[replica_id].metrics()
+
     async def metrics(self) -> Mapping[str, bytes]:
         return {replica_id: replica.metrics() for replica_id, replica in self._replicas.items()}
 

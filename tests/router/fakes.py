@@ -78,6 +78,9 @@ class FakeFleet:
     async def metrics(self) -> Mapping[str, bytes]:
         return self.texts
 
+    async def metrics_of(self, replica_id: str) -> bytes | None:
+        return self.texts.get(replica_id)
+
     async def prefetch(self, replica_id: str, digest: str) -> None:
         self.prefetched.append((replica_id, digest))
 

@@ -375,6 +375,7 @@ ROUTES = {
     ("GET", "/health", None),
     ("GET", "/ready", None),
     ("GET", "/metrics", Scope.METRICS),
+    ("GET", "/metrics/targets", Scope.METRICS),
     ("PUT", "/v1/adapters/{name:path}/callers", Scope.UPLOAD),
     ("GET", "/v1/tenants", Scope.ADMIN),
     ("POST", "/v1/tenants", Scope.ADMIN),

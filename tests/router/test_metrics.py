@@ -1,12 +1,26 @@
 """The gateway's own series, and merging expositions."""
 
+import hashlib
+import re
+import time
+from contextlib import suppress
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from registry.catalog import Resolution
+from registry.errors import ModelNotFound
+from registry.types import Access, TenantLimits
+from replica.config import MetricsConfig as ReplicaMetricsConfig
 from replica.errors import AdapterUnavailable
+from replica.messages import GenerateRequest, Origin, SamplingParams
+from replica.metrics import ReplicaMetrics
+from router.config import MetricsConfig, RouterConfig
+from router.errors import BadRequest
 from router.exposition import merge_expositions
 from router.metrics import GatewayMetrics
-from tests.metrics_text import value_of
+from router.schemas import CompletionBody
+from tests.metrics_text import samples_of, value_of
 from tests.router.support import BASE_NAME, Stack, adapter_record, delta, running
 from tests.router.test_openai_api import says
 
@@ -39,11 +53,92 @@ async def test_calls_count_by_model_and_outcome() -> None:
 
 async def test_unknown_models_mint_no_series() -> None:
     async with running() as stack:
-        for number in range(200):
-            await stack.complete(model=f"random-{number}")
+        await stack.complete()
+        before = set(samples_of(stack.gateway.metrics.exposition()))
+        call = stack.gateway.completion_call
+        for number in range(10_000):
+            with pytest.raises(ModelNotFound):
+                await call("default", CompletionBody(model=f"random-{number}", prompt="hi"))
+        for model in ("random-over-http", "legal@random", "x" * 1_000_000):
+            assert (await stack.complete(model=model)).status_code in (400, 404)
+        after = set(samples_of(stack.gateway.metrics.exposition()))
+        assert {name for name, _ in after - before} == {"lorafleet_gateway_errors_total"}
+        assert b"random" not in stack.gateway.metrics.exposition()
+        assert len(stack.gateway.metrics.exposition()) < 20_000
+
+
+async def test_versions_beyond_the_bound_share_a_bucket_until_others_go() -> None:
+    names = [f"a{number}" for number in range(5)]
+    config = RouterConfig(metrics=MetricsConfig(max_adapters=3, max_tenants=2))
+    async with running(config, catalog=delta([adapter_record(name) for name in names])) as stack:
+        stack.fleet.script = says("abc")
+        for name in names:
+            await stack.complete(model=name)
+        metrics = stack.gateway.metrics
+        assert value(stack, "lorafleet_requests_total", model="a1", version="1", outcome="ok") == 1
+        assert value(stack, "lorafleet_requests_total", model="_other", version="-", outcome="ok") == 3
+        for tenant in ("default", "second", "third", "fourth"):
+            metrics.limited(tenant, "max_concurrent")
+        assert value(stack, "lorafleet_gateway_limited_total", tenant="_other", limit="max_concurrent") == 2
+        await stack.gateway.apply(delta([adapter_record(name) for name in names[1:]], revision=2))
+        await stack.complete(model="a4")
+        assert value(stack, "lorafleet_requests_total", model="a4", version="1", outcome="ok") == 1
+        assert value(stack, "lorafleet_requests_total", model="_other", version="-", outcome="ok") == 3
+
+
+async def test_series_of_a_tenant_go_when_it_is_removed() -> None:
+    async with running() as stack:
+        access = Access(has_keys=True, limits={"acme": TenantLimits(), "other": TenantLimits()})
+        await stack.gateway.apply(delta(revision=2).model_copy(update={"access": access}))
+        for tenant in ("acme", "other", "default"):
+            with stack.gateway.metrics.meter(LEGAL, tenant, 3):
+                pass
+        left = access.model_copy(update={"limits": {"other": TenantLimits()}})
+        await stack.gateway.apply(delta(revision=3).model_copy(update={"access": left}))
         text = stack.gateway.metrics.exposition()
-        assert b"random-" not in text
-        assert value(stack, "lorafleet_gateway_errors_total", code="model_not_found") == 200
+        assert b'tenant="acme"' not in text
+        assert {b'tenant="other"', b'tenant="default"'} <= set(re.findall(rb'tenant="\w+"', text))
+
+
+async def test_a_thousand_adapters_are_scraped_within_a_second() -> None:
+    names = [f"adapter-{number}" for number in range(1000)]
+    async with running(catalog=delta([adapter_record(name) for name in names])) as stack:
+        for name in names:
+            for outcome in ("", "stop"):
+                found = Resolution(model=name, adapter=name, number=1)
+                with suppress(BadRequest), stack.gateway.metrics.meter(found, "acme", 5) as meter:
+                    arrived = meter.prompt_meter()
+                    arrived(1, 1)
+                    arrived(3, 1)
+                    if outcome:
+                        raise BadRequest("no")
+        replica = ReplicaMetrics()
+        for name in names:
+            replica.on_start(request_of(name), 0.1)
+        stack.fleet.texts = {"r0": replica.render(), "r1": replica.render()}
+        started_s = time.monotonic()
+        text = await stack.gateway.exposition()
+        took_s = time.monotonic() - started_s
+        assert text.count(b"\n") > 75_000
+        assert took_s < 1.0
+
+
+def request_of(name: str) -> GenerateRequest:
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return GenerateRequest(name, "acme", digest, (1,), SamplingParams(1), origin=Origin(name=name, number=1))
+
+
+def test_replica_drops_a_version_that_is_withdrawn_and_bounds_the_others() -> None:
+    metrics = ReplicaMetrics(ReplicaMetricsConfig(max_adapters=2))
+    sample = "lorafleet_replica_queue_wait_seconds_count"
+    requests = [request_of(name) for name in ("a", "b", "c", "d")]
+    for request in requests:
+        metrics.on_start(request, 0.1)
+    assert value_of(metrics.render(), sample, model="_other", version="-") == 2
+    metrics.on_withdrawn(requests[0].adapter or "")
+    assert value_of(metrics.render(), sample, model="a", version="1") is None
+    metrics.on_start(requests[3], 0.1)
+    assert value_of(metrics.render(), sample, model="d", version="1") == 1
 
 
 async def test_series_go_with_their_adapter_and_do_not_come_back() -> None:
@@ -117,3 +212,31 @@ def test_merge_keeps_an_instance_label_of_the_member_apart() -> None:
 def test_merge_survives_a_member_that_talks_nonsense() -> None:
     merged = merge_expositions({"bad": b"\xff<html>nope</html>\n# EOF\n\n{} 1\n", "good": b"x 1\n"}).decode()
     assert merged == 'x{instance="good"} 1\n'
+
+
+async def test_a_member_can_be_scraped_alone_and_prometheus_is_told_of_each() -> None:
+    async with running() as stack:
+        stack.fleet.texts = {"r0": b"x 1\n"}
+        stack.registry.reported = ()
+        targets = (await stack.http.get("/metrics/targets")).json()
+        assert [target["labels"]["__param_instance"] for target in targets] == ["gateway", "registry", "r0", "r1"]
+        assert all(target["targets"] == ["gateway"] for target in targets)
+        texts = {name: await stack.http.get("/metrics", params={"instance": name}) for name in ("gateway", "r0")}
+        assert texts["r0"].text == "x 1\n"
+        assert "lorafleet_gateway_replicas 2\n" in texts["gateway"].text
+        assert "x{" not in texts["gateway"].text
+
+
+async def test_a_member_that_is_unknown_or_silent_is_an_error_alone_and_left_out_of_the_whole() -> None:
+    async with running() as stack:
+        answers = [await stack.http.get("/metrics", params={"instance": name}) for name in ("nobody", "r1", "registry")]
+        assert [(answer.status_code, answer.json()["error"]["code"]) for answer in answers] == [
+            (404, "member_not_found"),
+            (503, "replica_gone"),
+            (503, "registry_unavailable"),
+        ]
+        whole = await stack.http.get("/metrics")
+        assert whole.status_code == 200
+        assert 'instance="registry"' not in whole.text
+        stack.registry.reported = ()
+        assert 'lorafleet_registry_revision{instance="registry"} 7' in (await stack.http.get("/metrics")).text
