@@ -1,0 +1,1 @@
+"""The fleet at a glance, for the dashboard and `lorafleet top`."""
