@@ -18,10 +18,12 @@ from registry.pulse_board import PulseBoard
 from registry.service import Registry
 from registry.types import AdapterManifest, BaseSpec, CatalogDelta, ReplicaRecord, ReplicaReport
 from registry.watch import Watch
-from replica.config import ReplicaConfig
-from replica.messages import GenerateRequest, TokenChunk
-from replica.replica import Replica
+from replica.config import ModelConfig, ReplicaConfig
+from replica.messages import GenerateRequest, SlotView, TokenChunk
+from replica.model.base_model import BaseModel
+from replica.replica import Model, Replica
 from router.app import create_app
+from router.auth import KeyAuthenticator
 from router.config import RouterConfig
 from router.gateway import Gateway
 
@@ -147,6 +149,12 @@ class LocalRegistry:
     async def metrics(self) -> bytes:
         return await asyncio.to_thread(self._metrics.render)
 
+    async def usage(self, **question: Any) -> Any:
+        return await asyncio.to_thread(lambda: self.registry.usage.report(**question))
+
+    async def take_usage(self, batch: Any) -> int:
+        return await asyncio.to_thread(self.registry.usage.take, batch)
+
     async def read_blob(self, sha256: str) -> bytes:
         size = self.registry.blobs.size(sha256)
         return b"".join(self.registry.blobs.read(sha256, at, PIECE_BYTES) for at in range(0, size, PIECE_BYTES))
@@ -210,6 +218,9 @@ class LocalReplicas:
     async def prefetch(self, replica_id: str, digest: str) -> None:
         self._replicas[replica_id].warm(digest)
 
+    async def slots(self) -> Mapping[str, Sequence[SlotView]]:
+        return {replica_id: replica.slots() for replica_id, replica in self._replicas.items()}
+
     async def metrics_of(self, replica_id: str) -> bytes | None:
         return self._replicas[replica_id].metrics()
 
@@ -255,8 +266,15 @@ class LocalFleet:
 class JoinedReplicas:
     """Replicas with a member each, and a node store each under `folder`."""
 
-    def __init__(self, folder: Path, config: ReplicaConfig, registry: LocalRegistry) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: ReplicaConfig,
+        registry: LocalRegistry,
+        model_loader: Callable[[ModelConfig], Model] = BaseModel.load,
+    ) -> None:
         self.by_id: dict[str, Replica] = {}
+        self._model_loader = model_loader
         self._folder = folder
         self._config = config
         self._registry = registry
@@ -266,7 +284,8 @@ class JoinedReplicas:
         """One more replica, loaded and on its way to join."""
         name = f"replica-{len(self.by_id)}"
         adapters = self._config.adapters.model_copy(update={"node_store": self._folder / f"node-{len(self.by_id)}"})
-        replica = Replica(self._config.model_copy(update={"adapters": adapters}), self._registry)
+        config = self._config.model_copy(update={"adapters": adapters})
+        replica = Replica(config, self._registry, model_loader=self._model_loader)
         spec = await asyncio.to_thread(replica.load)
         self.by_id[name] = replica
         member = Member(
@@ -314,16 +333,24 @@ async def local_fleet(
     num_replicas: int = 2,
     router: RouterConfig | None = None,
     source_roots: Sequence[Path] = (),
+    model_loader: Callable[[ModelConfig], Model] = BaseModel.load,
+    with_keys: bool = False,
 ) -> AsyncIterator[LocalFleet]:
-    """A running fleet whose files lie under `folder`; each replica has a node store of its own."""
+    """A running fleet whose files lie under `folder`; each replica has a node store of its own.
+
+    Everybody is one tenant, unless `with_keys` has callers known by their keys once there are any.
+    """
     roots = tuple(map(str, source_roots))
     plain = Registry.open(RegistryConfig(data_dir=folder / "registry", source_roots=roots))
     registry = LocalRegistry(plain)
-    replicas = JoinedReplicas(folder, config, registry)
+    replicas = JoinedReplicas(folder, config, registry, model_loader)
     for _ in range(num_replicas):
         base_id = (await replicas.start()).spec.base_id
     catalog = Catalog((base_id,))
-    gateway = Gateway(router or RouterConfig(), catalog, LocalReplicas(replicas.by_id), registry)
+    access = KeyAuthenticator(lambda: catalog.access, open_without_keys=True) if with_keys else None
+    gateway = Gateway(
+        router or RouterConfig(), catalog, LocalReplicas(replicas.by_id), registry, authenticator=access
+    )
     following = asyncio.create_task(follow(gateway, registry))
     try:
         await until(lambda: len(catalog.replicas) == num_replicas)
