@@ -418,6 +418,7 @@ class Generation:
             gateway.limits.admit(call.tenant, len(call.prompts), call.num_charged_tokens) as charge,
             _settled(charge, self),
         ):
+            meter.admitted()
             self._runs = [
                 PromptRun(call, prompt, gateway.dispatch(call, number), meter.prompt_meter())
                 for number, prompt in enumerate(call.prompts)

@@ -107,13 +107,17 @@ class RequestMeter:
     def __enter__(self) -> "RequestMeter":
         for owner in (self._model, self._tenant):
             owner.in_flight.inc()
-            owner.prompt_tokens.inc(self._num_prompt_tokens)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         outcome = outcome_of(error)
         self._model.ended(outcome, self._clock() - self._started_s)
         self._tenant.ended(outcome)
+
+    def admitted(self) -> None:
+        """No limit refuses the call: its prompt counts."""
+        for owner in (self._model, self._tenant):
+            owner.prompt_tokens.inc(self._num_prompt_tokens)
 
     def prompt_meter(self) -> Callable[[int, int], None]:
         """A function to call for each message of one prompt with its tokens and the number of open choices."""

@@ -24,7 +24,7 @@ REQUESTS = counter(
     "outcome",
 )
 IN_FLIGHT = gauge("gateway_in_flight", "requests", "Calls being served.", *BY_MODEL)
-PROMPT_TOKENS = counter("gateway_prompt_tokens", "tokens", "Prompt tokens of calls that were begun.", *BY_MODEL)
+PROMPT_TOKENS = counter("gateway_prompt_tokens", "tokens", "Prompt tokens of calls that no limit refused.", *BY_MODEL)
 COMPLETION_TOKENS = counter("gateway_completion_tokens", "tokens", "Sampled tokens, as they arrive.", *BY_MODEL)
 FIRST_TOKEN_S = histogram(
     "gateway_first_token_seconds", "seconds", "From a call to its first token, waiting included.", SLOW_S, *BY_MODEL
