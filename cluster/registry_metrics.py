@@ -35,6 +35,8 @@ class RegistryMetrics:
         yield Reading(catalogue.REGISTRY_REVISION, figures.revision)
         for replica_id, lag in figures.replica_lags.items():
             yield Reading(catalogue.REPLICA_LAG, lag, (replica_id,))
+        for replica_id, lag_s in figures.replica_lags_s.items():
+            yield Reading(catalogue.REPLICA_LAG_S, lag_s, (replica_id,))
         for gateway_id, lag in figures.gateway_lags.items():
             yield Reading(catalogue.GATEWAY_LAG, lag, (gateway_id,))
         yield Reading(catalogue.REGISTRY_REPLICAS, len(figures.replica_lags) - figures.num_drained, ("ready",))

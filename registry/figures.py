@@ -28,6 +28,8 @@ class RegistryFigures(Record):
 
     revision: int
     replica_lags: dict[str, int]
+    replica_lags_s: dict[str, float]
+    """How old the oldest of them is."""
     gateway_lags: dict[str, int]
     num_drained: int
     versions: dict[VersionState, int]
@@ -46,6 +48,7 @@ def read(connection: Connection, bounds_s: Sequence[float], now_s: float) -> Reg
     return RegistryFigures(
         revision=revision,
         replica_lags={row.replica_id: revision - row.revision for row in replicas},
+        replica_lags_s={row.replica_id: _behind_s(connection, row.revision, now_s) for row in replicas},
         gateway_lags={row.gateway_id: revision - row.revision for row in gateways},
         num_drained=sum(row.drained is not None for row in replicas),
         versions=_counts(connection, v.state, VersionState),
@@ -53,6 +56,13 @@ def read(connection: Connection, bounds_s: Sequence[float], now_s: float) -> Reg
         oldest_open_s=0.0 if oldest_s is None else max(0.0, now_s - oldest_s),
         propagation=_propagation(connection, bounds_s),
     )
+
+
+def _behind_s(connection: Connection, revision: int, now_s: float) -> float:
+    """The age of the first change after `revision`; 0 without one."""
+    e = tables.events.c
+    at_s = connection.execute(select(e.at_s).where(e.revision > revision).order_by(e.revision).limit(1)).scalar()
+    return 0.0 if at_s is None else max(0.0, now_s - at_s)
 
 
 def _counts(connection: Connection, column: Column[str], states: type[State]) -> dict[State, int]:

@@ -182,6 +182,12 @@ REGISTRY_REVISION = gauge("registry_revision", "revision", "Revision of the newe
 REPLICA_LAG = gauge(
     "registry_replica_lag", "revisions", "How far what a replica has acted upon is behind the newest change.", "replica"
 )
+REPLICA_LAG_S = gauge(
+    "registry_replica_lag_seconds",
+    "seconds",
+    "Age of the oldest change that a replica has not acted upon; 0 when there is none.",
+    "replica",
+)
 GATEWAY_LAG = gauge(
     "registry_gateway_lag", "revisions", "How far a gateway's catalog is behind the newest change.", "gateway"
 )
@@ -215,7 +221,7 @@ PROPAGATION_S = histogram(
 )
 
 REGISTRY: tuple[Metric, ...] = (
-    *(REGISTRY_REVISION, REPLICA_LAG, GATEWAY_LAG, REGISTRY_REPLICAS, VERSIONS),
+    *(REGISTRY_REVISION, REPLICA_LAG, REPLICA_LAG_S, GATEWAY_LAG, REGISTRY_REPLICAS, VERSIONS),
     *(ACTIVATIONS, ACTIVATIONS_OPEN, OLDEST_OPEN, PROPAGATION_S),
 )
 
