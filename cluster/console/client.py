@@ -28,6 +28,7 @@ from registry.types import (
     VersionRecord,
     VersionStates,
 )
+from router.view.records import FleetReport
 
 Answer = TypeVar("Answer")
 UploadPart = tuple[str, tuple[str, BinaryIO, str]]
@@ -200,6 +201,11 @@ class ControlClient:
     def metrics(self) -> str:
         """The fleet's metrics in Prometheus' text format."""
         return self._call("GET", "/metrics").text
+
+    def fleet(self, *, num_adapters: int, since_s: float = 0.0) -> FleetReport:
+        """The fleet now, with the busiest adapters, and the history after `since_s`."""
+        params: dict[str, Any] = {"limit": num_adapters, "since": f"{since_s:.3f}"}
+        return _read(FleetReport, self._call("GET", "/v1/fleet", params=params))
 
     def health(self) -> None:
         self._call("GET", "/health")

@@ -5,11 +5,13 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from urllib.parse import urlsplit
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from cluster.console.client import LOOPBACK_HOSTS, ControlClient
 from cluster.console.errors import ControlError
 from cluster.console.follow import what_is_missing
 from cluster.console.render import count
-from cluster.console.scrape import read_scrape
+from telemetry.catalogue import HITS
 
 
 class Verdict(StrEnum):
@@ -97,12 +99,18 @@ def _adapters(client: ControlClient) -> Finding:
 
 def _metrics(client: ControlClient) -> Finding:
     try:
-        num_instances = len(read_scrape(client.metrics(), 0.0).instances)
+        num_instances = len(_replica_instances(client.metrics()))
     except (ValueError, KeyError) as error:
         return Finding("metrics", Verdict.FAILED, f"not Prometheus text: {error}")
     if not num_instances:
         return Finding("metrics", Verdict.WARNING, "no replica's metrics are in it", "lorafleet top will be empty")
     return Finding("metrics", Verdict.OK, f"from {count(num_instances, 'instance')}")
+
+
+def _replica_instances(text: str) -> set[str]:
+    """The members that tell of adapters in tiers. Raises ValueError and KeyError for what is no Prometheus text."""
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return {sample.labels.get("instance", "") for sample in samples if sample.name in HITS.sample_names}
 
 
 CHECKS: tuple[Check, ...] = (_ready, _base, _replicas, _adapters, _metrics)

@@ -1,170 +1,158 @@
-"""What `lorafleet top` shows: each replica's slots, queue and rates, and the busiest adapters."""
+"""What `lorafleet top` shows, from the same report as the dashboard: what stands out, replicas, tenants, adapters."""
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from rich.console import Group
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from cluster.console import scrape
 from cluster.console.client import ControlClient
-from cluster.console.errors import Refused
-from cluster.console.render import Grid, Output, count, rich_table
-from cluster.console.scrape import Scrape
-from registry.types import ReplicaRecord
+from cluster.console.render import Grid, Output, count, one_line, rich_table
+from router.view.records import AdapterRow, Finding, FleetReport, ReplicaView, TenantView
 
-NUM_TOP_ADAPTERS = 10
+NUM_ADAPTERS = 10
+NUM_TENANTS = 8
 UNKNOWN = "-"
+STYLES = {"bad": "bold red", "warn": "yellow", "info": "cyan"}
+USES = {"pinned": "█", "resident": "▒", "loading": "↓", "free": "·"}
 
 Sleep = Callable[[float], None]
-
-
-@dataclass(frozen=True)
-class ReplicaLoad:
-    """One replica now; rates are over the last interval, None where its metrics are missing."""
-
-    ring_id: int
-    replica_id: str
-    num_slots: int
-    num_resident: int
-    num_staged: int
-    num_running: float | None
-    num_waiting: float | None
-    kv_used: float | None
-    tokens_per_s: float | None
-    loads_per_s: float | None
-    hit_rate: float | None
-
-
-@dataclass(frozen=True)
-class AdapterLoad:
-    model: str
-    num_requests: float
-    requests_per_s: float
-
-
-@dataclass(frozen=True)
-class Frame:
-    at_s: float
-    tokens_per_s: float
-    replicas: tuple[ReplicaLoad, ...]
-    adapters: tuple[AdapterLoad, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def run_top(client: ControlClient, output: Output, *, interval_s: float, once: bool, sleep: Sleep = time.sleep) -> None:
     """Draw frames until interrupted, in place on a terminal; with `once`, one frame."""
     frames = _frames(client, interval_s, sleep)
     if output.as_json or once or not output.out.is_terminal:
-        for frame in frames:
-            _print(frame, output)
+        for report in frames:
+            _print(report, output)
             if once:
                 return
     with Live(console=output.out, auto_refresh=False, screen=True) as live:
-        for frame in frames:
-            live.update(Group(*(rich_table(grid) for grid in frame_grids(frame))), refresh=True)
+        for report in frames:
+            live.update(_screen(report, output.out.size.height), refresh=True)
 
 
-def _frames(client: ControlClient, interval_s: float, sleep: Sleep) -> Iterator[Frame]:
-    """A frame each interval; the first takes one interval too, since rates need two scrapes."""
-    before = _scrape(client)
+def _frames(client: ControlClient, interval_s: float, sleep: Sleep) -> Iterator[FleetReport]:
+    """A report each interval; the gateway has rates from the first one on."""
     while True:
-        sleep(interval_s)
-        after = _scrape(client)
-        yield build_frame(client.replicas(), before, after)
-        before = after
+        report = client.fleet(num_adapters=NUM_ADAPTERS, since_s=time.time())
+        yield report
+        sleep(max(interval_s, report.period_s))
 
 
-def _scrape(client: ControlClient) -> Scrape:
-    text = client.metrics()
-    try:
-        return scrape.read_scrape(text, time.time())
-    except (ValueError, KeyError) as error:
-        raise Refused(f"{client.url}/metrics is not Prometheus text: {error}", code="unexpected_answer") from None
+def _screen(report: FleetReport, height: int) -> Group:
+    """What fits: the last tables give way."""
+    parts: list[Text | Table] = [Text(title(report), style="bold"), *_finding_lines(report)]
+    left = height - len(parts)
+    for grid in frame_grids(report):
+        rows = [tuple(map(one_line, row)) for row in grid.rows][: max(0, left - 2)]
+        if rows:
+            parts += [Text(""), rich_table(Grid(grid.headers, rows, right=grid.right))]
+            left -= len(rows) + 2
+    return Group(*parts)
 
 
-def build_frame(replicas: list[ReplicaRecord], before: Scrape, after: Scrape) -> Frame:
-    loads = (_load(replica, before, after) for replica in sorted(replicas, key=lambda replica: replica.ring_id))
-    adapters = (AdapterLoad(*rate) for rate in scrape.request_rates(before, after)[:NUM_TOP_ADAPTERS])
-    return Frame(after.at_s, scrape.tokens_per_second(before, after), tuple(loads), tuple(adapters))
+def _finding_lines(report: FleetReport) -> list[Text]:
+    return [Text(one_line(finding_text(found)), style=STYLES[found.severity]) for found in report.findings]
 
 
-def _load(replica: ReplicaRecord, before: Scrape, after: Scrape) -> ReplicaLoad:
-    instance = replica.replica_id
-    return ReplicaLoad(
-        ring_id=replica.ring_id,
-        replica_id=instance,
-        num_slots=replica.num_slots,
-        num_resident=_num_resident(replica, after),
-        num_staged=len(replica.staged),
-        num_running=after.value(instance, scrape.RUNNING),
-        num_waiting=after.value(instance, scrape.WAITING),
-        kv_used=_kv_used(after, instance),
-        tokens_per_s=scrape.per_second(before, after, instance, scrape.TOKENS),
-        loads_per_s=scrape.per_second(before, after, instance, scrape.LOADS),
-        hit_rate=scrape.hit_rate(before, after, instance),
-    )
-
-
-def _num_resident(replica: ReplicaRecord, now: Scrape) -> int:
-    """From the metrics, which are of this moment; the registry's record may lag."""
-    idle, pinned = (now.value(replica.replica_id, figure) for figure in (scrape.SLOTS_IDLE, scrape.SLOTS_PINNED))
-    return len(replica.resident) if idle is None or pinned is None else int(idle + pinned)
-
-
-def _kv_used(now: Scrape, instance: str) -> float | None:
-    used, free = now.value(instance, scrape.KV_USED), now.value(instance, scrape.KV_FREE)
-    return used / (used + free) if used is not None and free is not None and used + free else None
-
-
-def frame_grids(frame: Frame) -> tuple[Grid, Grid]:
-    return _replicas_grid(frame), _adapters_grid(frame)
-
-
-def _replicas_grid(frame: Frame) -> Grid:
-    headers = ("RING", "REPLICA", "SLOTS", "STAGED", "RUNNING", "WAITING", "KV", "TOKENS/S", "SWAPS/S", "HITS")
-    rows = [
-        (
-            str(load.ring_id),
-            load.replica_id,
-            f"{load.num_resident}/{load.num_slots}",
-            str(load.num_staged),
-            _number(load.num_running),
-            _number(load.num_waiting),
-            _percent(load.kv_used),
-            _number(load.tokens_per_s),
-            _number(load.loads_per_s, digits=2),
-            _percent(load.hit_rate),
-        )
-        for load in frame.replicas
-    ]
-    return Grid(headers, rows, title=_title(frame), right=frozenset(headers) - {"REPLICA"})
-
-
-def _adapters_grid(frame: Frame) -> Grid:
-    rows = [(load.model, _number(load.num_requests), _number(load.requests_per_s, digits=1)) for load in frame.adapters]
-    return Grid(("ADAPTER", "REQUESTS", "REQUESTS/S"), rows, right=frozenset({"REQUESTS", "REQUESTS/S"}))
-
-
-def _title(frame: Frame) -> str:
-    swaps = sum(load.loads_per_s or 0.0 for load in frame.replicas)
-    at = time.strftime("%H:%M:%S", time.localtime(frame.at_s))
-    return f"{at}  {count(len(frame.replicas), 'replica')}, {frame.tokens_per_s:.0f} tokens/s, {swaps:.2f} swaps/s"
-
-
-def _print(frame: Frame, output: Output) -> None:
-    output.value(frame.as_json())
-    for grid in frame_grids(frame):
+def _print(report: FleetReport, output: Output) -> None:
+    output.value(report.model_dump(mode="json"))
+    output.line(title(report))
+    for found in report.findings:
+        output.line(one_line(finding_text(found)), style=STYLES[found.severity])
+    for grid in frame_grids(report):
         output.grid(grid)
 
 
-def _number(value: float | None, digits: int = 0) -> str:
-    return UNKNOWN if value is None else f"{value:.{digits}f}"
+def title(report: FleetReport) -> str:
+    totals, at = report.totals, time.strftime("%H:%M:%S", time.localtime(report.at_s))
+    figures = (
+        count(len(report.replicas), "replica"),
+        f"{totals.tokens_per_s:.0f} tokens/s",
+        f"{totals.requests_per_s:.1f} calls/s",
+        f"{totals.waiting} waiting",
+        f"{totals.swaps_per_s:.2f} swaps/s",
+        f"{_percent(totals.hit_rate)} hits",
+    )
+    return f"{at}  {', '.join(figures)}"
+
+
+def finding_text(found: Finding) -> str:
+    return f"! {found.text}"
+
+
+def frame_grids(report: FleetReport) -> tuple[Grid, ...]:
+    """The tables; those that would be empty are left out."""
+    grids = (_replicas(report.replicas), _tenants(report.tenants), _adapters(report.adapters.rows))
+    return tuple(grid for grid in grids if grid.rows)
+
+
+def _replicas(replicas: tuple[ReplicaView, ...]) -> Grid:
+    headers = ("RING", "REPLICA", "SLOTS", "TAKEN", "STAGED", "RUNNING", "WAITING", "KV", "TOKENS/S", "SWAPS/S", "HITS")
+    rows = [_replica_row(replica) for replica in replicas]
+    return Grid(headers, rows, right=frozenset(headers) - {"REPLICA", "SLOTS"})
+
+
+def _replica_row(replica: ReplicaView) -> tuple[str, ...]:
+    taken = sum(slot.use != "free" for slot in replica.slots)
+    about = (str(replica.ring_id), replica.replica_id, "".join(USES[slot.use] for slot in replica.slots))
+    holds = (f"{taken}/{replica.num_slots}", str(replica.num_staged))
+    if not replica.answers:
+        return (*about, *holds, *(UNKNOWN,) * 6)
+    return (
+        *about,
+        *holds,
+        str(replica.running),
+        str(replica.waiting),
+        _percent(replica.kv_used),
+        f"{replica.tokens_per_s:.0f}",
+        f"{replica.swaps_per_s:.2f}",
+        _percent(replica.hit_rate),
+    )
+
+
+def _tenants(tenants: tuple[TenantView, ...]) -> Grid:
+    headers = ("TENANT", "WAITING", "QUEUE", "SERVICE", "CALLS/S", "FIRST P99", "OLDEST")
+    rows = [
+        (
+            one.tenant,
+            str(one.waiting),
+            _percent(one.queue_share),
+            _percent(one.service_share),
+            f"{one.requests_per_s:.1f}",
+            _seconds(one.first_token_p99_s),
+            _seconds(one.oldest_wait_s if one.waiting else None),
+        )
+        for one in tenants[:NUM_TENANTS]
+    ]
+    return Grid(headers, rows, right=frozenset(headers) - {"TENANT"})
+
+
+def _adapters(adapters: tuple[AdapterRow, ...]) -> Grid:
+    headers = ("ADAPTER", "SLOTS", "CALLS", "CALLS/S", "TOKENS/S", "FIRST P50", "FIRST P99")
+    rows = [
+        (
+            one.name if one.live is None else f"{one.name}@{one.live}",
+            str(one.num_slots),
+            f"{one.requests:.0f}",
+            f"{one.requests_per_s:.1f}",
+            f"{one.tokens_per_s:.0f}",
+            _seconds(one.first_token_p50_s),
+            _seconds(one.first_token_p99_s),
+        )
+        for one in adapters
+    ]
+    return Grid(headers, rows, right=frozenset(headers) - {"ADAPTER"})
 
 
 def _percent(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.0%}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.1f} s"

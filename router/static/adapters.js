@@ -1,7 +1,7 @@
 // The table of adapters: sorted and filtered here, and only the rows in sight are in the document.
 
 import { byId, empty, make, say } from "./dom.js";
-import { count, hue, percent, plural, rate, seconds } from "./format.js";
+import { count, hue, plural, rate, seconds } from "./format.js";
 import { markAdapter } from "./fleet_map.js";
 
 const ROW_HEIGHT = 34;
@@ -19,7 +19,7 @@ const COLUMNS = [
   { field: "requests", title: "Calls", show: count },
 ];
 
-let table = { num_total: 0, num_matching: 0, columns: [], rows: [] };
+let table = { num_total: 0, num_matching: 0, adapters: [] };
 let shown = [];
 let sort = { field: "tokens_per_s", down: true };
 let active = 0;
@@ -39,14 +39,16 @@ export function setUpAdapters(search) {
     byId("adapter-scroll").scrollTop = 0;
     active = 0;
     arrange();
-    if (table.num_total > table.rows.length || table.num_matching !== table.num_total) onSearch();
+    if (table.num_total > table.adapters.length || table.num_matching !== table.num_total) onSearch();
   });
 }
 
 export const wanted = () => byId("filter").value.trim();
 
 export function showAdapters(report) {
-  table = report.adapters;
+  const { columns, rows } = report.adapters;
+  const adapters = rows.map((row) => Object.fromEntries(columns.map((name, index) => [name, row[index]])));
+  table = { ...report.adapters, adapters };
   arrange();
 }
 
@@ -59,23 +61,19 @@ export function unmark() {
 
 function arrange() {
   const text = wanted().toLowerCase();
-  const at = Object.fromEntries(table.columns.map((name, index) => [name, index]));
-  const column = at[sort.field];
   const direction = sort.down ? -1 : 1;
-  shown = table.rows
-    .filter((row) => !text || row[at.name].toLowerCase().includes(text) || (row[at.owner] ?? "").toLowerCase().includes(text))
-    .map((row) => Object.assign(Object.create(null), Object.fromEntries(table.columns.map((name, index) => [name, row[index]]))))
-    .sort((a, b) => direction * compare(a[sort.field], b[sort.field], sort.down) || compare(a.name, b.name, false));
-  void column;
+  shown = table.adapters
+    .filter((adapter) => !text || adapter.name.toLowerCase().includes(text) || (adapter.owner ?? "").toLowerCase().includes(text))
+    .sort((a, b) => direction * compare(a[sort.field], b[sort.field]) || compare(a.name, b.name));
   active = Math.min(active, Math.max(0, shown.length - 1));
   note();
   render();
 }
 
-function compare(a, b, down) {
+/** What is unknown counts as less than anything. */
+function compare(a, b) {
   if (a === b) return 0;
-  if (a === null) return down ? -1 : 1;
-  if (b === null) return down ? 1 : -1;
+  if (a === null || b === null) return a === null ? -1 : 1;
   return a < b ? -1 : 1;
 }
 

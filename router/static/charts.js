@@ -5,6 +5,7 @@ const WIDTH = 300;
 const HEIGHT = 48;
 const TOP = 4;
 export const SPAN_S = 300;
+const SHORTEST_S = 60;
 const GAP_S = 15;
 
 export function chart(label) {
@@ -23,9 +24,10 @@ export function chart(label) {
 
 /** Draw `points` ([at_s, value or null]); `highest` fixes the top of the scale, 0 lets the values decide. */
 export function draw(svg, points, nowS, highest = 0) {
+  const spanS = Math.min(SPAN_S, Math.max(SHORTEST_S, points.length ? nowS - points[0][0] : 0));
   const values = points.map((point) => point[1]).filter((value) => value !== null);
   const top = highest || Math.max(1e-9, ...values) * 1.1;
-  const x = (atS) => WIDTH * (1 - (nowS - atS) / SPAN_S);
+  const x = (atS) => WIDTH * (1 - (nowS - atS) / spanS);
   const y = (value) => HEIGHT - (HEIGHT - TOP) * Math.min(1, value / top);
   const [area, line] = svg.children;
   let areas = "";

@@ -3,6 +3,7 @@
 import { byId, empty, follow, make, mark, say } from "./dom.js";
 import { hue, percent, plural, rate } from "./format.js";
 
+const FEW = 8;
 const MANY = 24;
 let marked = null;
 
@@ -52,6 +53,8 @@ function updateReplica(element, replica, busiest) {
   kv.value = replica.kv_used ?? 0;
   say(kvText, percent(replica.kv_used));
   slots.classList.toggle("many", replica.slots.length > MANY);
+  slots.classList.toggle("few", replica.slots.length <= FEW);
+  slots.style.setProperty("--count", Math.max(4, replica.slots.length));
   follow(slots, replica.slots, (_, index) => index, buildSlot, (slot, row) => updateSlot(slot, row, busiest));
 }
 
@@ -64,7 +67,8 @@ function stateOf(replica) {
 function buildSlot() {
   const name = make("span", "name");
   const more = make("span", "rate");
-  return Object.assign(make("li", "slot", name, more), { name, more, adapter: null });
+  const pins = make("span", "pins");
+  return Object.assign(make("li", "slot", name, more, pins), { name, more, pins, adapter: null });
 }
 
 function updateSlot(element, [use, adapter, number, pins, starts], busiest) {
@@ -76,14 +80,15 @@ function updateSlot(element, [use, adapter, number, pins, starts], busiest) {
   }
   element.style.setProperty("--heat", Math.sqrt(Math.min(1, starts / busiest)).toFixed(2));
   say(element.name, adapter ?? "free");
-  say(element.more, detail(use, number, pins, starts));
+  say(element.more, detail(use, number, starts));
+  say(element.pins, pins || "");
   const title = adapter === null ? use : `${adapter}${number === null ? "" : `@${number}`}: ${use}, ${plural(pins, "sequence")} use it, ${rate(starts)} requests/s`;
   if (element.title !== title) element.title = title;
 }
 
-function detail(use, number, pins, starts) {
+function detail(use, number, starts) {
   if (use === "free") return "";
   const version = number === null ? "" : `@${number} · `;
   if (use === "loading") return `${version}loading`;
-  return `${version}${rate(starts)}/s${pins ? ` · ${pins} in use` : ""}`;
+  return `${version}${rate(starts)}/s`;
 }

@@ -79,10 +79,23 @@ function traffic(version) {
   return `@${version.number}: ${rate(version.requests_per_s)} calls/s, first token p99 ${seconds(version.first_token_p99_s)}${failing}`;
 }
 
-const KINDS = {
-  version_added: "pushed", activation_requested: "to be activated", alias_moved: "is now", canary_set: "is canary of",
-  canary_halted: "canary halted", activation_failed: "was not activated",
+const SENTENCES = {
+  version_pushed: () => "was pushed",
+  activation_requested: (d) => (d.weight ? `is to take ${percent(Number(d.weight))} of ${d.alias}` : `is to become ${d.alias}`),
+  activation_failed: (d) => `did not become ${d.alias}: ${d.error}`,
+  alias_moved: (d) => `is now ${d.alias}`,
+  canary_set: (d) => `takes ${percent(Number(d.weight))} of ${d.alias}`,
+  canary_halted: (d) => `takes nothing of ${d.alias} any more`,
+  version_draining: () => "takes no new calls, what runs may end",
 };
+
+/** What happened, and to whom. */
+function sentence({ kind, name, number, detail }) {
+  const words = SENTENCES[kind]?.(detail) ?? kind.split("_").slice(1).join(" ");
+  const about = name ? `${name}${number === null ? "" : `@${number}`}` : kind.split("_")[0];
+  const which = name ? "" : ` ${detail.replica_id ?? detail.tenant ?? detail.key_id ?? ""}`;
+  return [`${about}${which} `, `${words} `];
+}
 
 export function showEvents(report) {
   const parent = byId("event-list");
@@ -104,11 +117,8 @@ function buildEvent(event) {
   const time = make("time");
   time.dateTime = new Date(event.at_s * 1000).toISOString();
   time.title = new Date(event.at_s * 1000).toLocaleString();
-  const about = event.name ? `${event.name}${event.number === null ? "" : `@${event.number}`} ` : "";
-  const words = KINDS[event.kind] ?? event.kind.replaceAll("_", " ");
-  const alias = event.detail.alias ? ` ${event.detail.alias}` : "";
-  const error = event.detail.error ? `: ${event.detail.error}` : "";
-  const text = make("p", "", make("b", "", about), `${words}${alias}${error} `, make("span", "who", `by ${event.actor}`));
+  const [about, words] = sentence(event);
+  const text = make("p", "", make("b", "", about), words, make("span", "who", `by ${event.actor}`));
   const element = Object.assign(make("article", "event", time, text), { time });
   mark(element, "tone", /failed|quarantined/.test(event.kind) ? "bad" : "");
   return element;

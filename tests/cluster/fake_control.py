@@ -28,7 +28,9 @@ from registry.types import (
     VersionRecord,
     VersionState,
 )
+from router.view.records import FleetReport
 from tests.cluster.http_server import serving_app
+from tests.fleet_reports import fleet_report
 
 BROKEN_WEIGHTS = b"broken"
 FAULTS = (
@@ -57,6 +59,8 @@ class FakeFleet:
     )
     calls: list[str] = field(default_factory=list)
     metrics: list[str] = field(default_factory=lambda: [""])
+    report: FleetReport = field(default_factory=fleet_report)
+    asked: list[dict[str, str]] = field(default_factory=list)
 
     def note(self, kind: str, name: str, number: int | None = None) -> None:
         revision = len(self.events) + 1
@@ -163,6 +167,7 @@ class FakeControl:
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
+            Route("/v1/fleet", self.guarded(self.report)),
             Route("/v1/models", self.guarded(self.models)),
             Route("/v1/template", self.guarded(self.template)),
             Route("/v1/replicas", self.guarded(self.replicas)),
@@ -199,6 +204,10 @@ class FakeControl:
     async def metrics(self, request: Request) -> Response:
         pages = self.fleet.metrics
         return PlainTextResponse(pages.pop(0) if len(pages) > 1 else pages[0])
+
+    async def report(self, request: Request) -> Response:
+        self.fleet.asked.append(dict(request.query_params))
+        return JSONResponse(dump(self.fleet.report))
 
     async def models(self, request: Request) -> Response:
         models = [{"id": "smol", "parent": None}, *({"id": name, "parent": "smol"} for name in self.fleet.adapters)]

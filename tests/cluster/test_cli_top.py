@@ -1,133 +1,154 @@
-"""`lorafleet top`: rates from two scrapes, and the tables they end in."""
+"""`lorafleet top`: the tables that the fleet's report ends in, printed once and drawn on a terminal."""
 
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
 from collections.abc import Iterator
+from fcntl import ioctl
+from pathlib import Path
 
 import pytest
 
-from cluster.console import scrape
-from cluster.console.scrape import Scrape, hit_rate, per_second, read_scrape, request_rates, tokens_per_second
-from cluster.console.top import build_frame, frame_grids
+from cluster.console.top import frame_grids, title
+from router.view.records import AdapterTable, FleetReport
 from tests.cluster.cli_harness import Cli
-from tests.cluster.fake_control import FakeFleet, replica_record, serving
+from tests.cluster.fake_control import FakeFleet, serving
+from tests.fleet_reports import adapter_row, fleet_report, replica_view
 
-
-def page(
-    running: int = 0, tokens: int = 0, loads: int = 0, hits: int = 0, misses: int = 0, legal: int = 0, sales: int = 0
-) -> str:
-    """A fleet's metrics: one replica with the given counts, one gateway with requests for two adapters."""
-    samples = [
-        (scrape.RUNNING, running),
-        (scrape.WAITING, 3),
-        (scrape.KV_USED, 25),
-        (scrape.KV_FREE, 75),
-        (scrape.TOKENS, tokens),
-        (scrape.LOADS._replace(label="tier", value="host"), loads),
-        (scrape.LOADS._replace(label="tier", value="node"), 1),
-        (scrape.HITS, hits),
-        (scrape.MISSES, misses),
-    ]
-    lines = [f"{metric}{{{_labels(label, value)}}} {number}" for (metric, label, value), number in samples]
-    for model, outcome, number in (("legal", "ok", legal), ("legal", "disconnect", 1), ("sales", "ok", sales)):
-        lines.append(f'{scrape.REQUESTS}{{instance="gateway",model="{model}",outcome="{outcome}"}} {number}')
-    lines.append(f'{scrape.STREAMED_TOKENS}{{instance="gateway",model="legal"}} {2 * tokens}')
-    return "\n".join((*lines, ""))
-
-
-def _labels(label: str, value: str) -> str:
-    return f'instance="replica-0",{label}="{value}"' if label else 'instance="replica-0"'
-
-
-def scrapes(before: str, after: str, span_s: float = 2.0) -> tuple[Scrape, Scrape]:
-    return read_scrape(before, 100.0), read_scrape(after, 100.0 + span_s)
-
-
-def test_rates_are_growth_over_time() -> None:
-    before, after = scrapes(page(tokens=100, loads=4), page(tokens=300, loads=5))
-    assert per_second(before, after, "replica-0", scrape.TOKENS) == 100
-    assert per_second(before, after, "replica-0", scrape.LOADS) == 0.5
-
-
-def test_fleet_tokens_come_from_the_gateways() -> None:
-    before, after = scrapes(page(tokens=100), page(tokens=300))
-    assert tokens_per_second(before, after) == 200
-    assert tokens_per_second(after, before) == 0
-
-
-def test_restarted_or_unknown_instance_has_no_rate() -> None:
-    before, after = scrapes(page(tokens=100), page(tokens=3))
-    assert per_second(before, after, "replica-0", scrape.TOKENS) is None
-    assert per_second(before, after, "replica-9", scrape.TOKENS) is None
-    assert per_second(after, after, "replica-0", scrape.TOKENS) is None
-
-
-def test_hit_rate_is_of_the_interval_and_falls_back_to_the_whole_life() -> None:
-    before, after = scrapes(page(hits=10, misses=90), page(hits=13, misses=91))
-    assert hit_rate(before, after, "replica-0") == 0.75
-    assert hit_rate(before, before, "replica-0") == 0.1
-    idle, _ = scrapes(page(), page())
-    assert hit_rate(idle, idle, "replica-0") is None
-
-
-def test_requests_sum_outcomes_and_rank_by_rate() -> None:
-    before, after = scrapes(page(legal=100, sales=5), page(legal=101, sales=9))
-    assert request_rates(before, after) == [("sales", 9, 2.0), ("legal", 102, 0.5)]
-
-
-def test_adapter_first_seen_now_has_no_rate_yet() -> None:
-    before, after = scrapes("", page(legal=50))
-    assert {model: rate for model, _, rate in request_rates(before, after)} == {"legal": 0.0, "sales": 0.0}
-
-
-def test_frame_joins_replicas_and_metrics_and_shows_a_dash_for_what_is_missing() -> None:
-    before, after = scrapes(page(), page(running=2, tokens=84, hits=1))
-    replicas = [replica_record(1), replica_record(0, resident=("a" * 64,))]
-    rows = frame_grids(build_frame(replicas, before, after))[0].rows
-    assert rows[0] == ("0", "replica-0", "1/4", "0", "2", "3", "25%", "42", "0.00", "100%")
-    assert rows[1] == ("1", "replica-1", "0/4", "0", "-", "-", "-", "-", "-", "-")
-
-
-def test_resident_slots_come_from_the_metrics_when_they_tell() -> None:
-    slots = ((scrape.SLOTS_IDLE, 2), (scrape.SLOTS_PINNED, 1))
-    lines = [f"{metric}{{{_labels(label, value)}}} {number}\n" for (metric, label, value), number in slots]
-    before, after = scrapes("", "".join(lines))
-    frame = build_frame(
-        [replica_record(0, resident=("a" * 64,)), replica_record(1, resident=("a" * 64,))], before, after
-    )
-    assert [load.num_resident for load in frame.replicas] == [3, 1]
+ROOT = Path(__file__).parent.parent.parent
+ROWS, COLUMNS = 24, 120
 
 
 @pytest.fixture
 def fleet() -> FakeFleet:
-    pages = [page(tokens=0, legal=0), page(running=2, tokens=10_000, legal=10)]
-    return FakeFleet(replicas=[replica_record(0)], metrics=pages)
+    return FakeFleet()
 
 
 @pytest.fixture
-def cli(fleet: FakeFleet, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    with serving(fleet) as url:
-        yield Cli(url, capsys)
+def url(fleet: FakeFleet) -> Iterator[str]:
+    with serving(fleet) as found:
+        yield found
 
 
-def test_top_once_prints_one_frame(cli: Cli) -> None:
-    ran = cli("top", "--once", "--interval", "0.1")
+@pytest.fixture
+def cli(url: str, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(url, capsys)
+
+
+def test_tables_say_who_is_where_and_a_dash_where_a_replica_does_not_answer() -> None:
+    replicas, tenants, adapters = frame_grids(fleet_report())
+    assert replicas.rows[0] == ("0", "replica-0", "█↓··", "2/4", "2", "2", "3", "25%", "42", "0.50", "90%")
+    assert replicas.rows[1][:5] == ("1", "replica-1", "█↓··", "2/4", "2")
+    assert set(replicas.rows[1][5:]) == {"-"}
+    assert tenants.rows == [("globex", "41", "82%", "0%", "0.0", "0 ms", "3.2 s")]
+    assert adapters.rows == [("legal@2", "0", "11", "0.0", "0", "0 ms", "1.5 s")]
+
+
+def test_tables_without_rows_are_left_out() -> None:
+    bare = fleet_report(replicas=(), tenants=(), adapters=AdapterTable(num_total=0, num_matching=0, rows=()))
+    assert frame_grids(bare) == ()
+    assert "0 replicas" in title(bare)
+
+
+def test_top_once_prints_what_stands_out_and_the_tables(cli: Cli, fleet: FakeFleet) -> None:
+    ran = cli("top", "--once")
     assert ran.status == 0
-    title, header, replica, adapters, first, *_ = ran.out.splitlines()
-    assert "1 replica," in title
-    assert header.split()[:3] == ["RING", "REPLICA", "SLOTS"]
-    assert replica.split()[:7] == ["0", "replica-0", "0/4", "0", "2", "3", "25%"]
-    assert adapters.split() == ["ADAPTER", "REQUESTS", "REQUESTS/S"]
-    assert first.split()[:2] == ["legal", "11"]
+    lines = ran.out.splitlines()
+    assert "2 replicas, 84 tokens/s" in lines[0]
+    assert lines[1] == "! globex holds 82 % of the queue"
+    assert [line.split()[0] for line in lines if line.isupper()] == ["RING", "TENANT", "ADAPTER"]
+    assert fleet.asked[0]["limit"] == "10"
 
 
-def test_top_once_json_is_one_document_with_rates(cli: Cli) -> None:
-    frame = cli("top", "--once", "--interval", "0.1", "--json").json
-    assert frame["replicas"][0]["num_running"] == 2
-    assert 0 < frame["replicas"][0]["tokens_per_s"] <= 100_000
-    assert frame["adapters"][0]["model"] == "legal"
+def test_top_once_json_is_the_report(cli: Cli) -> None:
+    assert FleetReport.model_validate(cli("top", "--once", "--json").json, strict=False) == fleet_report()
 
 
-def test_top_without_prometheus_text_is_refused(cli: Cli, fleet: FakeFleet) -> None:
-    fleet.metrics = ["<html>"]
-    ran = cli("top", "--once", "--interval", "0.1")
+def test_names_cannot_speak_to_the_terminal(cli: Cli, fleet: FakeFleet) -> None:
+    evil = adapter_row("evil\x1b]0;owned\x07")
+    fleet.report = fleet_report(adapters=AdapterTable(num_total=1, num_matching=1, rows=(evil,)))
+    assert "\x1b" not in cli("top", "--once").out
+
+
+def test_top_is_refused_in_one_line_without_a_key(cli: Cli, fleet: FakeFleet) -> None:
+    fleet.key = "lf_right"
+    ran = cli("top", "--once")
     assert ran.status == 1
-    assert "is not Prometheus text" in ran.err
+    assert len(ran.err.splitlines()) == 1
+
+
+class Terminal:
+    """A pseudo-terminal with a command in it."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._master, slave = pty.openpty()
+        ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        command = [sys.executable, "-m", "cluster.cli", *arguments]
+        environment = {**os.environ, "TERM": "xterm-256color"}
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, env=environment, start_new_session=True
+        )
+        os.close(slave)
+        self.shown = ""
+
+    def until(self, text: str, timeout_s: float = 60.0) -> None:
+        """Read until `text` has been shown."""
+        deadline_s = time.monotonic() + timeout_s
+        while text not in self.shown:
+            ready, _, _ = select.select([self._master], [], [], max(0.0, deadline_s - time.monotonic()))
+            assert ready, self.shown[-2000:]
+            self._read()
+
+    def interrupt(self) -> int:
+        """Press ^C; returns the exit status."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        while self._read():
+            pass
+        return self.process.wait(timeout=30)
+
+    def _read(self) -> bool:
+        try:
+            piece = os.read(self._master, 65536).decode(errors="replace")
+        except OSError:  # the other end is closed
+            return False
+        self.shown += piece
+        return bool(piece)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(timeout=30)
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal(url: str) -> Iterator[Terminal]:
+    made = Terminal("--url", url, "top", "--interval", "0.1")
+    yield made
+    made.close()
+
+
+def test_top_draws_in_place_on_a_terminal_follows_and_gives_it_back(terminal: Terminal, fleet: FakeFleet) -> None:
+    terminal.until("globex holds 82 % of the queue")
+    assert "\x1b[?1049h" in terminal.shown, "not on a screen of its own"
+    frame = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.shown)
+    assert "█↓··" in frame
+    fleet.report = fleet_report(findings=(), replicas=(replica_view(7),))
+    terminal.until("replica-7")
+    assert terminal.interrupt() == 0
+    assert terminal.shown.rstrip().endswith("\x1b[?25h") or "\x1b[?1049l" in terminal.shown
+
+
+def test_top_fits_a_low_terminal(terminal: Terminal, fleet: FakeFleet) -> None:
+    many = tuple(adapter_row(f"adapter-{index}") for index in range(40))
+    fleet.report = fleet_report(adapters=AdapterTable(num_total=40, num_matching=40, rows=many), findings=())
+    terminal.until("adapter-0")
+    last = terminal.shown.rsplit("\x1b[H", 1)[-1]
+    assert last.count("\n") <= ROWS
