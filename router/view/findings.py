@@ -89,7 +89,8 @@ def _registry(report: FleetReport, events: Sequence[Event]) -> Iterator[Finding]
     for rollout in report.rollouts:
         age_s = report.at_s - (rollout.since_s or report.at_s)
         if rollout.kind == "activation" and age_s > STUCK_S:
-            text = f"{rollout.name}@{rollout.number} waits for {len(rollout.waiting_for)} replicas since {age_s:.0f} s"
+            late = ", ".join(rollout.waiting_for) or "a replica"
+            text = f"{rollout.name}@{rollout.number} waits for {late} since {age_s:.0f} s"
             yield Finding(severity="warn", code="rollout_stuck", text=text, subject=rollout.name)
     for event in events:
         if event.kind == FAILED and report.at_s - event.at_s < RECENT_S:

@@ -22,7 +22,7 @@ FIRST_S = 1.0
 
 
 class FleetView:
-    """Makes reports when asked. `sleep` and `clock` are for tests."""
+    """Makes reports when asked. `clock` is for tests."""
 
     def __init__(
         self,
@@ -30,12 +30,10 @@ class FleetView:
         gateway: str,
         *,
         clock: Callable[[], float] = time.monotonic,
-        first_s: float = FIRST_S,
     ) -> None:
         self._gatherer = Gatherer(source)
         self._gateway = gateway
         self._clock = clock
-        self._first_s = first_s
         self._samples = Samples(RATE_WINDOW_S, LATENCY_WINDOW_S)
         self._points: deque[HistoryPoint] = deque(maxlen=NUM_POINTS)
         self._page: Page | None = None
@@ -65,7 +63,7 @@ class FleetView:
             if self._page is None or now_s - self._made_at_s >= self.period_s:
                 if now_s - self._made_at_s > RATE_WINDOW_S:
                     await self._make()
-                    await asyncio.sleep(self._first_s)
+                    await asyncio.sleep(FIRST_S)
                 self._page = await self._make()
                 self._points.append(history_point(self._page.report))
             return self._page

@@ -53,7 +53,7 @@ def build_page(moment: Moment, short: Window, long: Window, gateway: str) -> Pag
     rows = adapter_rows(moment.adapters, BASE_LABEL, slots_by_adapter(replicas), traffic)
     rollouts = Rollouts(moment.replicas, moment.events, traffic).of(moment.adapters)
     report = FleetReport(
-        at_s=moment.wall_s,
+        at_s=round(moment.wall_s, 2),
         window_s=round(short.span_s, 3),
         latency_window_s=round(long.span_s, 3),
         period_s=1.0,
@@ -109,7 +109,7 @@ def history_point(report: FleetReport) -> HistoryPoint:
     """The report's line in the history."""
     totals = report.totals
     return HistoryPoint(
-        at_s=round(report.at_s, 2),
+        at_s=report.at_s,
         requests_per_s=round(totals.requests_per_s, 2),
         tokens_per_s=round(totals.tokens_per_s, 1),
         swaps_per_s=round(totals.swaps_per_s, 2),

@@ -88,7 +88,7 @@ class Window:
                 continue
             old = before.values.get(figure, {})
             for key, value in reading.values.get(figure, {}).items():
-                found[key] += _grown(old.get(key, 0.0), value) / (self.last.at_s - at_s)
+                found[key] += _grown(old.get(key, 0.0), value) / self._since_s(at_s)
         return dict(found)
 
     def rate(self, figure: Figure, instance: str | None = None) -> float:
@@ -110,7 +110,12 @@ class Window:
     def starts_per_s(self, figure: Figure, instance: str) -> dict[Key, float]:
         """Observations of a histogram a second, of one member."""
         at_s = self._before[instance][0] if instance in self._before else self.last.at_s
-        return {key: counts[-1] / (self.last.at_s - at_s) for key, counts in self.buckets(figure, instance).items()}
+        span_s = self._since_s(at_s)
+        return {key: counts[-1] / span_s for key, counts in self.buckets(figure, instance).items()}
+
+    def _since_s(self, at_s: float) -> float:
+        """Seconds from a scrape to the last one, never zero."""
+        return max(self.last.at_s - at_s, 1e-9)
 
     def _now(self, instance: str | None) -> Mapping[str, Reading]:
         if instance is None:
