@@ -16,6 +16,7 @@ from replica.errors import ReplicaError
 from router.auth import Authenticator, Principal
 from router.control_api import ControlApi
 from router.errors import INVALID, RouterError, error_body, error_code, headers_of, http_face
+from router.fleet_api import FleetApi
 from router.gateway import Gateway
 from router.lifecycle_api import LifeCycleApi
 from router.middleware import ErrorBoundary, HeaderLimit, RequestId
@@ -43,7 +44,7 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
     """Every route there is. More specific paths come first: a name may hold anything, so that it can be refused."""
     openai, control, operations = OpenAiApi(gateway), ControlApi(gateway), OperationsApi(gateway)
     life, uploads, vllm = LifeCycleApi(gateway), UploadApi(gateway), VllmApi(gateway)
-    tenants = TenantApi(gateway)
+    tenants, fleet = TenantApi(gateway), FleetApi(gateway)
     adapter = "/v1/adapters/{name:path}"
     return [
         Endpoint("GET", "/v1/models", openai.models, Scope.INFER),
@@ -85,12 +86,15 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
         Endpoint("GET", "/health", operations.health, None),
         Endpoint("GET", "/ready", operations.ready, None),
         Endpoint("GET", "/metrics", operations.metrics, Scope.METRICS),
+        Endpoint("GET", "/v1/fleet", fleet.fleet, Scope.METRICS),
+        Endpoint("GET", "/dashboard", fleet.page, None),
+        Endpoint("GET", "/dashboard/{file}", fleet.file, None),
         Endpoint("GET", "/metrics/targets", operations.targets, Scope.METRICS),
     ]
 
 
 def create_app(gateway: Gateway) -> FastAPI:
-    """The application over one gateway. No pages of its own: no docs, no redirects."""
+    """The application over one gateway. Its only page is the dashboard: no docs, no redirects."""
     app = FastAPI(
         title="lorafleet",
         openapi_url=None,
