@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 
 from replica.kernels.groups import GroupShape, SlotTables
 from replica.kernels.product import product_kernel
-from replica.kernels.rows import MAX_DECODE_ROWS, RowsView
+from replica.kernels.rows import FEW_ROWS, MAX_DECODE_ROWS, RowsView
 from replica.kernels.shrink_expand import bind_kernel, expand_kernel, shrink_kernel
 from replica.kernels.tuning import (
     ExpandConfig,
@@ -77,21 +78,34 @@ class LoraKernels:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(x W^T + bias, scale B A x for each row's adapter), both [rows, sum of out], to be added.
 
-        `x` is [rows, in], `weight` [sum of out, in]. The second is computed beside the first, on a second stream; the
-        sum is left to whatever reads the two next, which costs less than a launch of its own.
+        `x` is [rows, in], `weight` [sum of out, in]. The second is computed beside the first, on a second stream of the
+        same priority: with a higher one its programs come first, and the product waits for the processors they are on.
+        The sum is left to whatever reads the two next, which costs less than a launch of its own.
         """
-        with self._side.beside():
-            delta = self.delta(x, group, bound)
+        now = self._side.mark()
         y = self.product(x, weight, bias)
+        with self._side.after(now):
+            delta = self.delta(x, group, bound)
         self._side.join()
         return y, delta
+
+    def summed(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, bound: BoundRows
+    ) -> torch.Tensor:
+        """The sum of the two that `linear` returns: the product of many rows adds what it finds in its output.
+
+        Such a product leaves no multiprocessor free, so nothing is gained beside it; it reads the delta while it
+        computes, and no later pass over both has to.
+        """
+        y = self.delta(x, group, bound).addmm_(x, weight.t())
+        return y if bias is None else y.add_(bias)
 
     def delta(self, x: torch.Tensor, group: GroupShape, bound: BoundRows) -> torch.Tensor:
         """scale B A x for each row's adapter, [rows, sum of out] in the dtype of `x`; 0 where a row has none."""
         rows = bound.rows
         cut = shrink_config(rows, len(group.sites), group.in_features, self._num_processors)
         t = self.shrink(x, group, bound, cut)
-        return self.expand(t, x.dtype, group, bound, expand_config(rows.capacity, group.num_out, self._num_processors))
+        return self.expand(t, x.dtype, group, bound, expand_config(rows.capacity, self._num_processors))
 
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: ProductConfig | None = None
@@ -121,7 +135,7 @@ class LoraKernels:
         shrink_kernel[(min(num_items, cut.num_programs),)](
             x, t, self._memory, *bound.arguments(), rows.words, rows.max_tiles, *_three(group.sites),
             group.in_features, split_k, t.stride(0), t.stride(1), bound.width,
-            P=count, SPLITS=splits, R=bound.rank_block, TILE=rows.tile_rows, CHUNK=cut.chunk, BK=cut.block_k,
+            P=count, SPLITS=splits, R=bound.rank_block, TILE=rows.tile_rows, BK=cut.block_k,
             STAGES=cut.stages, PRECISION=self._precision, num_warps=cut.num_warps,
         )  # fmt: skip
         return t
@@ -136,8 +150,9 @@ class LoraKernels:
         expand_kernel[(min(num_items, cut.num_programs),)](
             d, t, self._memory, *bound.arguments(), bound.records.view(torch.float32), rows.words, rows.max_tiles,
             *_three(group.sites), *outs, t.stride(0), t.stride(1), bound.width,
-            SPLITS=t.shape[0], R=bound.rank_block, TILE=rows.tile_rows, BN=cut.block_n, PRECISION=self._precision,
-            num_warps=cut.num_warps,
+            SPLITS=t.shape[0], SPAN=triton.next_power_of_2(t.shape[0]), R=bound.rank_block, TILE=rows.tile_rows,
+            FEW=FEW_ROWS, BN=cut.block_n, PRECISION=self._precision, num_warps=cut.num_warps,
+            maxnreg=cut.max_registers,
         )  # fmt: skip
         return d
 
@@ -148,15 +163,19 @@ class _SideStream:
     def __init__(self, device: torch.device) -> None:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def mark(self) -> "torch.cuda.Event | None":
+        """This point of the current stream's work."""
+        return None if self._stream is None else torch.cuda.current_stream().record_event()
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
-        """What is launched inside waits for the current stream's work so far, and for nothing after."""
-        if self._stream is None:
+    def after(self, mark: "torch.cuda.Event | None") -> Iterator[None]:
+        """What is launched inside waits for what came before `mark`, and for nothing after."""
+        if self._stream is None or mark is None:
             yield
             return
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_event(mark)
         with torch.cuda.stream(self._stream):
             yield
 

@@ -19,6 +19,7 @@ MAX_RANK = 256
 DECODE_TILE = 16
 PROMPT_TILE = 64
 MAX_DECODE_ROWS = 512
+FEW_ROWS = 4
 
 Words = NDArray[np.int32]
 
@@ -54,6 +55,11 @@ class RowsView:
 def num_words(capacity: int) -> int:
     """How many int32 words a step with room for `capacity` rows takes."""
     return HEAD + NUM_ARRAYS * capacity
+
+
+def most_tiles(num_rows: int, max_segments: int) -> int:
+    """An upper bound of the tiles of a step of `num_rows` rows: segments, gaps between them, and full tiles."""
+    return min(num_rows, num_rows // tile_rows_for(num_rows) + 2 * max_segments + 1)
 
 
 def tile_rows_for(num_rows: int) -> int:

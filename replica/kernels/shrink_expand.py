@@ -2,9 +2,10 @@
 
 `bind_kernel` looks up, once a step, where each tile's adapter lies at each site; the others read that one record of
 32 bytes. A program works on items of (tile, projection, part of K) or (tile, block of columns), one after the other,
-so that the grid has a fixed size whatever the step turns out to be. Tiles of one row (decode, each row another tenant)
-are sums of products; tiles of more rows use the matrix units. Each value is summed in one order: no atomics, and
-results do not depend on timing. What is computed is that of Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).
+so that the grid has a fixed size whatever the step turns out to be. They run beside the base product, which leaves them
+few multiprocessors, so what counts is how many bytes each has on the way. The shrink uses the matrix units whatever the
+number of rows, as that takes few registers; the expand sums products where a tile has few rows (decode, each another
+tenant). Each value is summed in one order: no atomics, and results do not depend on timing. What is computed is that of Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).
 """
 
 # Triton kernels are traced: types are those of tensors on the device.
@@ -20,7 +21,7 @@ UNIT = tl.constexpr(32)
 """Records count offsets in steps of so many elements, since images are aligned: so the compiler knows, too."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "max_tiles", "num_sites"])
 def bind_kernel(
     records, words, capacity, max_tiles, num_sites, a_offsets, b_offsets, ranks, scales, BLOCK: tl.constexpr
 ):
@@ -59,25 +60,11 @@ def pick(p, first, second, third):
 
 
 @triton.jit
-def _shrink_one_row(x, a, t, rank, k0, k1, K, R: tl.constexpr, CHUNK: tl.constexpr):
-    """t[0:R] = A[0:R, k0:k1] x[k0:k1]."""
-    r = tl.arange(0, R)
-    sums = tl.zeros([R, CHUNK], dtype=tl.float32)
-    for k in range(k0, k1, CHUNK):
-        ks = k + tl.arange(0, CHUNK)
-        inside = ks < k1
-        values = tl.load(a + r[:, None] * K + ks[None, :], mask=(r < rank)[:, None] & inside[None, :], other=0.0)
-        row = tl.load(x + ks, mask=inside, other=0.0)
-        sums += values.to(tl.float32) * row.to(tl.float32)[None, :]
-    tl.store(t + r, tl.sum(sums, axis=1))
-
-
-@triton.jit
 def _shrink_rows(
     x, a, t, start, end, rank, k0, k1, K, T_STRIDE,
     R: tl.constexpr, TILE: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The same for the rows [start, end) of a tile."""
+    """t[row, 0:R] = A[0:R, k0:k1] x[row, k0:k1] for the rows [start, end)."""
     r = tl.arange(0, R)
     rows = start + tl.arange(0, TILE)
     in_rows = (rows < end)[:, None]
@@ -106,11 +93,11 @@ def _shrink_record(
     return a_offset, rank, start, end
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_tiles", "site0", "site1", "site2"])
 def shrink_kernel(
     x, t, memory, records, words32, words, max_tiles, site0, site1, site2, K, split_k, T_SPLIT, T_STRIDE, R_MAX,
-    P: tl.constexpr, SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
-    BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    P: tl.constexpr, SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BK: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """t[split, row, p R_MAX + r] = A_p[r] x[row] over one part of K.
 
@@ -133,14 +120,9 @@ def shrink_kernel(
         a = memory + a_offset * UNIT
         for level in range(0, rank, R):
             out = t + split * T_SPLIT + (item % P) * R_MAX + level
-            if end - start == 1:
-                row = start.to(tl.int64)
-                _shrink_one_row(x + row * K, a + level * K, out + row * T_STRIDE, rank - level, k0, k1, K, R, CHUNK)
-            else:
-                _shrink_rows(
-                    x, a + level * K, out, start, end, rank - level, k0, k1, K, T_STRIDE, R, TILE, BK, STAGES,
-                    PRECISION,
-                )  # fmt: skip
+            _shrink_rows(
+                x, a + level * K, out, start, end, rank - level, k0, k1, K, T_STRIDE, R, TILE, BK, STAGES, PRECISION
+            )
         a_offset, rank, start, end = next_a, next_rank, next_start, next_end
 
 
@@ -179,20 +161,38 @@ def _sum_parts(t, mask, T_SPLIT, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _expand_one_row(
-    d, t, values, b_offset, rank, scale, first_column, width, memory, T_SPLIT,
-    SPLITS: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """d[columns] = scale B[columns] t for one row; `values` is B's first level."""
-    columns = first_column + tl.arange(0, BN)
+def _own(t, rank, T_SPLIT, SPLITS: tl.constexpr, SPAN: tl.constexpr, R: tl.constexpr):
+    """t[0:R] of one row; its parts are spread over the threads, which keeps registers free. SPAN: SPLITS or more."""
     r = tl.arange(0, R)
-    own = _sum_parts(t + r, r < rank, T_SPLIT, SPLITS)
-    sums = tl.sum(values.to(tl.float32) * own[None, :], axis=1)
-    for level in range(R, rank, R):
-        own = _sum_parts(t + level + r, level + r < rank, T_SPLIT, SPLITS)
-        more = _load_b(b_offset, rank, first_column, width, level, memory, R, BN)
-        sums += tl.sum(more.to(tl.float32) * own[None, :], axis=1)
-    tl.store(d + columns, (sums * scale).to(d.dtype.element_ty), mask=columns < width)
+    split = tl.arange(0, SPAN)
+    mask = (split < SPLITS)[:, None] & (r < rank)[None, :]
+    return tl.sum(tl.load(t + split[:, None] * T_SPLIT + r[None, :], mask=mask, other=0.0), axis=0)
+
+
+@triton.jit
+def _expand_few_rows(
+    d, t, own, values, b_offset, rank, scale, start, end, first_column, width, num_out, memory, T_SPLIT, T_STRIDE,
+    SPLITS: tl.constexpr, SPAN: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """d[row, columns] = scale B[columns] t[row], row by row.
+
+    `values` is B's first level, `own` that of t for the first row; a row's own is on its way while the one before is
+    computed.
+    """
+    columns = first_column + tl.arange(0, BN)
+    t += start.to(tl.int64) * T_STRIDE
+    d += start.to(tl.int64) * num_out
+    for row in range(start, end):
+        next_own = _own(t + T_STRIDE, tl.where(row + 1 < end, rank, 0), T_SPLIT, SPLITS, SPAN, R)
+        sums = tl.sum(values.to(tl.float32) * own[None, :], axis=1)
+        for level in range(R, rank, R):
+            more_own = _own(t + level, rank - level, T_SPLIT, SPLITS, SPAN, R)
+            more = _load_b(b_offset, rank, first_column, width, level, memory, R, BN)
+            sums += tl.sum(more.to(tl.float32) * more_own[None, :], axis=1)
+        tl.store(d + columns, (sums * scale).to(d.dtype.element_ty), mask=columns < width)
+        t += T_STRIDE
+        d += num_out
+        own = next_own
 
 
 @triton.jit
@@ -217,17 +217,18 @@ def _expand_rows(
     tl.store(out, sums.to(d.dtype.element_ty), mask=in_rows & (columns < width)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_tiles", "site0", "site1", "site2"])
 def expand_kernel(
     d, t, memory, records, words32, floats, words, max_tiles, site0, site1, site2, out0, out1, out2,
     T_SPLIT, T_STRIDE, R_MAX,
-    SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    SPLITS: tl.constexpr, SPAN: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, FEW: tl.constexpr,
+    BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """d[row, columns of p] = scale B_p t[row], and 0 for rows and projections without LoRA.
 
     `d` is [rows, columns of all]. Rows of B lie so many elements apart as the rank in steps of eight, so that loads are
-    16 bytes wide; what fills a row up is zero. While an item is computed, the B of the next one is on its way, and the
-    record of the one after.
+    16 bytes wide; what fills a row up is zero. While an item is computed, the B and t of the next one are on their way,
+    and the record of the one after.
     """
     blocks0 = tl.cdiv(out0, BN)
     blocks01 = blocks0 + tl.cdiv(out1, BN)
@@ -244,6 +245,7 @@ def expand_kernel(
     )
     column = (first % num_blocks - pick(p, 0, blocks0, blocks01)) * BN
     values = _load_b(b_offset, rank, column, pick(p, out0, out1, out2), 0, memory, R, BN)
+    own = _own(t + start.to(tl.int64) * T_STRIDE + p * R_MAX, rank, T_SPLIT, SPLITS, SPAN, R)
     for item in range(first, num_items, step):
         after_p, after_b, after_rank, after_scale, after_start, after_end = _expand_record(
             item + 2 * step, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01,
@@ -251,22 +253,22 @@ def expand_kernel(
         )  # fmt: skip
         next_column = ((item + step) % num_blocks - pick(next_p, 0, blocks0, blocks01)) * BN
         next_values = _load_b(next_b, next_rank, next_column, pick(next_p, out0, out1, out2), 0, memory, R, BN)
+        next_t = t + next_start.to(tl.int64) * T_STRIDE + next_p * R_MAX
+        next_own = _own(next_t, next_rank, T_SPLIT, SPLITS, SPAN, R)
         out = d + pick(p, 0, out0, out0 + out1)
-        own = t + p * R_MAX
         width = pick(p, out0, out1, out2)
-        if end - start == 1:
-            row = start.to(tl.int64)
-            _expand_one_row(
-                out + row * num_out, own + row * T_STRIDE, values, b_offset, rank, scale, column, width, memory,
-                T_SPLIT, SPLITS, R, BN,
+        if end - start <= FEW:
+            _expand_few_rows(
+                out, t + p * R_MAX, own, values, b_offset, rank, scale, start, end, column, width, num_out, memory,
+                T_SPLIT, T_STRIDE, SPLITS, SPAN, R, BN,
             )  # fmt: skip
         else:
             _expand_rows(
-                out, own, values, b_offset, rank, scale, start, end, column, width, num_out, memory, T_SPLIT,
+                out, t + p * R_MAX, values, b_offset, rank, scale, start, end, column, width, num_out, memory, T_SPLIT,
                 T_STRIDE, SPLITS, R, TILE, BN, PRECISION,
             )  # fmt: skip
         p, b_offset, rank, scale, start, end = next_p, next_b, next_rank, next_scale, next_start, next_end
         next_p, next_b, next_rank, next_scale, next_start, next_end = (
             after_p, after_b, after_rank, after_scale, after_start, after_end,
         )  # fmt: skip
-        values, column = next_values, next_column
+        values, own, column = next_values, next_own, next_column

@@ -12,10 +12,9 @@ MAX_PRODUCT_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class ShrinkConfig:
-    """K in `splits` parts; a tile of one row takes `chunk` columns of A at a time, others blocks of `block_k`."""
+    """K in `splits` parts, in blocks of `block_k`, `stages` of which are on the way."""
 
     splits: int
-    chunk: int
     block_k: int
     stages: int
     num_programs: int
@@ -24,11 +23,12 @@ class ShrinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpandConfig:
-    """`block_n` columns at a time."""
+    """`block_n` columns at a time; `max_registers` a thread, None as many as the compiler likes."""
 
     block_n: int
     num_programs: int
     num_warps: int
+    max_registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +43,20 @@ class ProductConfig:
 
 
 def shrink_config(rows: RowsView, num_projections: int, in_features: int, num_processors: int) -> ShrinkConfig:
-    """Few tiles take K in more parts, so that the device is full whatever the batch."""
+    """Few tiles take K in more parts, a power of two, so that the device is full whatever the batch."""
     most = max(1, min(8, in_features // 512))
     if rows.capacity <= MAX_DECODE_ROWS:
-        return ShrinkConfig(most, 256, 128, 4, 8 * num_processors, 2)
-    splits = min(most, max(1, 4 * num_processors // (rows.max_tiles * num_projections)))
-    return ShrinkConfig(splits, 256, 128, 3, 8 * num_processors, 4)
+        return ShrinkConfig(most, 128, 4, 8 * num_processors, 2)
+    num_tiles = -(-rows.capacity // rows.tile_rows)
+    splits = min(most, max(1, 4 * num_processors // (num_tiles * num_projections)))
+    return ShrinkConfig(1 << (splits.bit_length() - 1), 128, 3, 8 * num_processors, 8)
 
 
-def expand_config(num_rows: int, num_out: int, num_processors: int) -> ExpandConfig:
-    """Wide blocks where there are many columns; as many programs as run at once, since each has its next load ahead."""
+def expand_config(num_rows: int, num_processors: int) -> ExpandConfig:
+    """Few registers a thread in steps of few rows, so that many programs share the processors that the base leaves."""
     if num_rows > MAX_DECODE_ROWS:
-        return ExpandConfig(128, 2 * num_processors, 4)
-    if num_out > 64 * num_processors:
-        return ExpandConfig(512, 2 * num_processors, 4)
-    return ExpandConfig(256, 3 * num_processors, 4)
+        return ExpandConfig(256, 8 * num_processors, 4)
+    return ExpandConfig(256, 8 * num_processors, 4, max_registers=128)
 
 
 def product_config(num_rows: int, num_out: int, num_processors: int) -> ProductConfig | None:

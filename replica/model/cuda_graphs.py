@@ -7,13 +7,19 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 logger = logging.getLogger(__name__)
 
 Replay = Callable[[], None]
+
+Cut = Callable[[int], None]
+"""Called at each cut of a step in pieces, with the number of the layer whose attention is due."""
+
+Pieces = Callable[[Cut], None]
+"""A step from fixed addresses to fixed addresses, which calls what it is given at each cut."""
 
 
 class Recorder(Protocol):
@@ -28,12 +34,16 @@ class DirectRecorder:
     def record(self, run: Callable[[], None]) -> Replay:
         return run
 
+    def record_pieces(self, run: Pieces) -> Pieces:
+        return run
+
 
 class GraphRecorder:
     """CUDA graphs that share one memory pool; they may run one at a time only."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(self, run: Callable[[], None]) -> Replay:
         """Run once for what the first run of a shape prepares, then capture."""
@@ -45,12 +55,48 @@ class GraphRecorder:
         replay: Replay = graph.replay
         return replay
 
+    def record_pieces(self, run: Pieces) -> Pieces:
+        """The same for a step in pieces: each cut ends a graph and begins the next."""
+        run(lambda layer: None)
+        torch.cuda.synchronize()
+        pieces: list[tuple[torch.cuda.CUDAGraph, int]] = []
+        with torch.cuda.stream(self._stream):
+            graph = self._begin()
+
+            def cut(layer: int) -> None:
+                nonlocal graph
+                graph.capture_end()
+                pieces.append((graph, layer))
+                graph = self._begin()
+
+            run(cut)
+            graph.capture_end()
+        torch.cuda.synchronize()
+        last = graph
+
+        def replay(cut: Cut) -> None:
+            for piece, layer in pieces:
+                piece.replay()
+                cut(layer)
+            last.replay()
+
+        return replay
+
+    def _begin(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        return graph
+
 
 @dataclass(frozen=True, slots=True)
 class CaptureReport:
-    """What starting took: kernels compiled and planned (`compile_s`), graphs captured (`capture_s`, `graph_bytes`)."""
+    """What starting took: kernels compiled and planned (`compile_s`), graphs captured (`capture_s`, `graph_bytes`).
+
+    `num_graphs` counts decode steps, `num_prompt_steps` the steps recorded in pieces.
+    """
 
     num_graphs: int = 0
+    num_prompt_steps: int = 0
     largest_bucket: int = 0
     is_compiled: bool = False
     compile_s: float = 0.0

@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from replica.errors import OutOfMemory
-from replica.kernels.rows import MAX_DECODE_ROWS, RowsView, num_words, pack_rows
+from replica.kernels.rows import MAX_DECODE_ROWS, RowsView, most_tiles, num_words, pack_rows
 from replica.model.batch import ForwardBatch, LoraSegment, SequenceSpan
 from replica.model.compiled_layers import try_compiled
 from replica.model.cuda_graphs import (
@@ -27,9 +28,10 @@ from replica.model.cuda_graphs import (
     bucket_sizes,
 )
 from replica.model.lora_rows import NoPairs, SegmentRanks
-from replica.model.page_table import PageTable, build_page_table
+from replica.model.page_table import PADDING_SLOT, PageTable, build_page_table
 from replica.model.paged_attention import KVCache
-from replica.model.step_attention import NoAttention, StepAttention
+from replica.model.prompt_graphs import PromptGraphs, Seams, row_buckets
+from replica.model.step_attention import CutAttention, NoAttention, StepAttention
 from replica.model.step_buffers import BufferSizes, HostWords, StepBuffers
 from replica.model.step_state import LayerAttention, LoraKernels, StepLora, StepState
 
@@ -110,7 +112,7 @@ class DeviceRunner:
     def release(self) -> None:
         """Let go of the cache and of all that knows its addresses, so that another can take its memory."""
         self._is_ready = False
-        for name in ("_cache", "_attention", "_graphs", "_decode_buffers", "_buffers", "_logits"):
+        for name in ("_cache", "_attention", "_graphs", "_prompt_graphs", "_decode_buffers", "_buffers", "_logits"):
             self.__dict__.pop(name, None)
 
     def use_cache(self, cache: KVCache, attention: StepAttention) -> None:
@@ -136,11 +138,14 @@ class DeviceRunner:
             ) from error
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Float32 logits [num_logits, vocab_size]; of a decode step a view that the next step overwrites."""
+        """Float32 logits [num_logits, vocab_size]; of a recorded step a view that the next step overwrites."""
         assert self._is_ready, "prepare comes before forward"
         with self._running, torch.inference_mode():
             bucket = self._graphs.bucket(len(batch.spans)) if batch.is_decode else None
-            return self._any_step(batch) if bucket is None else self._decode_step(batch, bucket)
+            if bucket is not None:
+                return self._decode_step(batch, bucket)
+            bucket = self._prompt_bucket(batch)
+            return self._any_step(batch) if bucket is None else self._prompt_step(batch, bucket)
 
     def replay(self, num_rows: int, has_lora: bool) -> None:
         """The last decode step of so many rows once more, without telling it anything: for measurements."""
@@ -161,9 +166,14 @@ class DeviceRunner:
             self._warm_up(limits.max_rows)
             compile_s = watch.seconds()
             watch = Stopwatch(self.device)
-            self._graphs.record_all(self._plan_padding, with_lora=self._adapters is not None)
+            has_adapters = self._adapters is not None
+            if self._prompt_graphs is not None:
+                self._prompt_graphs.record_all(self._send_padding, has_adapters)
+            self._graphs.record_all(self._plan_padding, has_adapters)
+        is_recorded = isinstance(self._recorder, GraphRecorder)
         report = CaptureReport(
-            num_graphs=len(self._graphs) if isinstance(self._recorder, GraphRecorder) else 0,
+            num_graphs=len(self._graphs) if is_recorded else 0,
+            num_prompt_steps=len(self._prompt_graphs) if is_recorded and self._prompt_graphs is not None else 0,
             largest_bucket=self._graphs.buckets[-1],
             is_compiled=self.is_compiled,
             compile_s=compile_s,
@@ -183,10 +193,18 @@ class DeviceRunner:
         self._decode_buffers = StepBuffers(sizes, self.device)
         self._buffers = StepBuffers(BufferSizes(max_rows, 0, 0, num_words(max_rows)), self.device)
         self._logits = torch.zeros(most, self.vocab_size, dtype=torch.float32, device=self.device)
-        self._recorder: Recorder = DirectRecorder()
+        recorder: GraphRecorder | DirectRecorder = DirectRecorder()
         if self.with_graphs and self._attention.can_be_captured:
-            self._recorder = GraphRecorder()
-        self._graphs = DecodeGraphs(buckets, self._recorder, self._run_decode)
+            recorder = GraphRecorder()
+        self._recorder: Recorder = recorder
+        self._graphs = DecodeGraphs(buckets, recorder, self._run_decode)
+        self._most_tiles = partial(most_tiles, max_segments=most)
+        self._prompt_graphs: PromptGraphs | None = None
+        if isinstance(self._attention, CutAttention):
+            rows = row_buckets(limits.max_rows)
+            slots = self._buffers.views["slots"][: max(rows, default=0)]
+            self._seams = Seams(self._attention, self._attention.layers, slots, self._cache.keys[0].dtype)
+            self._prompt_graphs = PromptGraphs(rows, recorder, self._run_prompt, self._seams)
 
     def _decode_step(self, batch: ForwardBatch, bucket: int) -> torch.Tensor:
         started_s = time.perf_counter()
@@ -232,6 +250,45 @@ class DeviceRunner:
             logits = self._call(views["token_ids"][:bucket], views["positions"][:bucket], 0)
         self._logits[:bucket].copy_(logits)
 
+    def _prompt_bucket(self, batch: ForwardBatch) -> int | None:
+        """The recorded step that can compute this one."""
+        if self._prompt_graphs is None or batch.logit_rows.shape[0] > len(self._logits):
+            return None
+        return self._prompt_graphs.bucket(batch.token_ids.shape[0])
+
+    def _prompt_step(self, batch: ForwardBatch, bucket: int) -> torch.Tensor:
+        assert self._prompt_graphs is not None
+        started_s = time.perf_counter()
+        table = build_page_table(batch.spans, self._cache.block_size)
+        self._send(table, batch, bucket)
+        packed_s = time.perf_counter()
+        self._attention.begin(table, self._buffers)
+        planned_s = time.perf_counter()
+        self._prompt_graphs.replay(bucket, bool(batch.segments), table.num_rows)
+        self.times.add(started_s, packed_s, planned_s)
+        return self._logits[: batch.logit_rows.shape[0]]
+
+    def _send_padding(self, bucket: int, has_lora: bool) -> None:
+        """A step of nothing but padding rows: what pieces are recorded with."""
+        host = self._buffers.next_host()
+        self._pad_rows(host, 0, bucket)
+        pack_rows((), bucket, host.arrays["lora"])
+        self._buffers.send(host)
+
+    def _run_prompt(self, bucket: int, has_lora: bool) -> None:
+        """From the buffers to `self._logits`; what is recorded in pieces."""
+        views, lora = self._buffers.views, None
+        if has_lora:
+            assert self._adapters is not None, "segments, but no adapters are attached"
+            words = views["lora"][: num_words(bucket)]
+            rows = RowsView(words, bucket, self._most_tiles(bucket), self._adapters.max_rank)
+            lora = StepLora(self._adapters.kernels, rows)
+        num_logits = min(bucket, len(self._logits))
+        with self.state.running(self._seams, bucket, lora):
+            logit_rows = views["logit_rows"][:num_logits]
+            logits = self._call(views["token_ids"][:bucket], views["positions"][:bucket], logit_rows)
+        self._logits[:num_logits].copy_(logits)
+
     def _any_step(self, batch: ForwardBatch, attention: LayerAttention | None = None) -> torch.Tensor:
         """A step with prompts in it, or a decode step larger than any that is recorded; `attention` replaces ours."""
         started_s = time.perf_counter()
@@ -252,8 +309,7 @@ class DeviceRunner:
     def _send(self, table: PageTable, batch: ForwardBatch, rows: int) -> StepLora | None:
         buffers = self._buffers
         host = buffers.next_host()
-        for name in ("token_ids", "positions"):
-            host.arrays[name][table.num_rows : rows] = 0
+        self._pad_rows(host, table.num_rows, rows)
         _put_rows(host, table, batch.token_ids)
         _put(host, "logit_rows", batch.logit_rows)
         lora = self._step_lora(host, batch.segments, rows) if batch.segments else None
@@ -261,6 +317,13 @@ class DeviceRunner:
         _put_from_device(buffers, "token_ids", batch.token_ids)
         _put_from_device(buffers, "logit_rows", batch.logit_rows)
         return lora
+
+    def _pad_rows(self, host: HostWords, start: int, end: int) -> None:
+        """Rows from `start` to `end` are padding, and logits that nobody asked for are row 0's."""
+        for name in ("token_ids", "positions"):
+            host.arrays[name][start:end] = 0
+        host.arrays["slots"][start:end] = PADDING_SLOT
+        host.arrays["logit_rows"][: len(self._logits)] = 0
 
     def _step_lora(self, host: HostWords, segments: Sequence[LoraSegment], rows: int) -> StepLora:
         assert self._adapters is not None, "segments, but no adapters are attached"

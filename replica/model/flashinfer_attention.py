@@ -52,7 +52,7 @@ class FlashInferAttention:
     def __init__(
         self, cache: KVCache, layers: Sequence[LayerHeads], settings: FlashInferSettings | None = None
     ) -> None:
-        self._cache, self._layers = cache, tuple(layers)
+        self._cache, self.layers = cache, tuple(layers)
         self._settings = settings or FlashInferSettings()
         self._kinds = tuple(dict.fromkeys(layers))
         self._device, self._dtype = cache.keys[0].device, cache.keys[0].dtype
@@ -87,12 +87,18 @@ class FlashInferAttention:
     def attend_layer(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: ScoreRule
     ) -> torch.Tensor:
+        assert self._slots is not None, "begin comes before attend_layer"
+        self.write_layer(layer, k, v, self._slots)
+        out: torch.Tensor = self._running[self.layers[layer]].run(q.contiguous(), self._pages[layer])
+        return out
+
+    def write_layer(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
         from replica.kernels.kv_write import write_kv
 
-        assert self._slots is not None, "begin comes before attend_layer"
-        write_kv(self._cache.keys[layer], self._cache.values[layer], k, v, self._slots)
-        out: torch.Tensor = self._running[self._layers[layer]].run(q.contiguous(), self._pages[layer])
-        return out
+        write_kv(self._cache.keys[layer], self._cache.values[layer], k, v, slots)
+
+    def read_layer(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        self._running[self.layers[layer]].run(q, self._pages[layer], out=out)
 
     def _build(self) -> None:
         """Have FlashInfer make what it needs, by planning a step of two tokens."""

@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from replica.kernels.groups import GroupShape
 from replica.model.batch import Site
-from replica.model.step_ops import make_handle, project
+from replica.model.step_ops import make_handle, project, project_summed
 from replica.model.step_state import GroupOfModel, StepState
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -59,7 +59,9 @@ class GroupLeader(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` is [..., in]; returns this member's [..., width]."""
         delta = None
-        if self.step.has_lora:
+        if self.step.sums_lora:
+            y = project_summed(x, self.weight, self.bias, self.handle)
+        elif self.step.has_lora:
             y, delta = project(x, self.weight, self.bias, self.handle)
         else:
             y = functional.linear(x, self.weight, self.bias)

@@ -1,7 +1,7 @@
 """What the device runner asks of attention, and the form of it in plain torch that serves every architecture."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -31,6 +31,19 @@ class StepAttention(LayerAttention, Protocol):
 
     def begin(self, table: PageTable, buffers: StepBuffers) -> None:
         """Plan any step."""
+
+
+@runtime_checkable
+class CutAttention(Protocol):
+    """Attention in two halves, for steps in pieces: the first is the same for all steps of so many rows."""
+
+    layers: tuple[LayerHeads, ...]
+
+    def write_layer(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+        """Put keys and values into a layer's cache; rows whose slot is negative go nowhere."""
+
+    def read_layer(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        """Attend with `q` [rows, heads, dim], as planned, into `out`."""
 
 
 class NoAttention:

@@ -1,4 +1,4 @@
-"""The two operations of a layer that depend on the step in progress, opaque to the compiler.
+"""The operations of a layer that depend on the step in progress, opaque to the compiler.
 
 A compiled layer must not read what differs between layers or steps: it would be compiled again for each value. So a
 layer hands over a *handle*, a 0-d int64 tensor on the CPU (the compiler looks at a tensor's shape, not at its value),
@@ -13,6 +13,7 @@ import torch
 
 _LIBRARY: Any = torch.library.Library("lorafleet", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("project(Tensor x, Tensor weight, Tensor? bias, Tensor handle) -> (Tensor, Tensor)")
+_LIBRARY.define("project_summed(Tensor x, Tensor weight, Tensor? bias, Tensor handle) -> Tensor")
 _LIBRARY.define("attend(Tensor q, Tensor k, Tensor v, Tensor handle) -> Tensor")
 
 _records: "weakref.WeakValueDictionary[int, object]" = weakref.WeakValueDictionary()
@@ -20,11 +21,13 @@ _numbers = itertools.count()
 
 
 class ProjectionRecord(Protocol):
-    """What stands behind the handle of `project`."""
+    """What stands behind the handle of `project` and `project_summed`."""
 
     def project(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def project_summed(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor: ...
 
 
 class AttentionRecord(Protocol):
@@ -47,6 +50,13 @@ def project(
     return cast(tuple[torch.Tensor, torch.Tensor], torch.ops.lorafleet.project(x, weight, bias, handle))
 
 
+def project_summed(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, handle: torch.Tensor
+) -> torch.Tensor:
+    """The sum of the two that `project` returns."""
+    return cast(torch.Tensor, torch.ops.lorafleet.project_summed(x, weight, bias, handle))
+
+
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, handle: torch.Tensor) -> torch.Tensor:
     """`q` [rows, heads, dim], `k` and `v` [rows, kv_heads, dim]; returns [rows, heads, value_dim], contiguous."""
     return cast(torch.Tensor, torch.ops.lorafleet.attend(q, k, v, handle))
@@ -61,6 +71,14 @@ def _project(
     return y.view(shape), delta.view(shape)
 
 
+def _project_summed(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, handle: torch.Tensor
+) -> torch.Tensor:
+    record = cast(ProjectionRecord, _records[int(handle)])
+    y = record.project_summed(x.reshape(-1, x.shape[-1]), weight, bias)
+    return y.view(*x.shape[:-1], weight.shape[0])
+
+
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, handle: torch.Tensor) -> torch.Tensor:
     return cast(AttentionRecord, _records[int(handle)]).attend(q, k, v)
 
@@ -72,11 +90,19 @@ def _fake_project(
     return x.new_empty(shape), x.new_empty(shape)
 
 
+def _fake_project_summed(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, handle: torch.Tensor
+) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
 def _fake_attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, handle: torch.Tensor) -> torch.Tensor:
     return q.new_empty(*q.shape[:2], v.shape[2])
 
 
 _LIBRARY.impl("project", _project, "CompositeExplicitAutograd")
+_LIBRARY.impl("project_summed", _project_summed, "CompositeExplicitAutograd")
 _LIBRARY.impl("attend", _attend, "CompositeExplicitAutograd")
 torch.library.register_fake("lorafleet::project", _fake_project, lib=_LIBRARY)
+torch.library.register_fake("lorafleet::project_summed", _fake_project_summed, lib=_LIBRARY)
 torch.library.register_fake("lorafleet::attend", _fake_attend, lib=_LIBRARY)

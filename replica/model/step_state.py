@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from replica.kernels.groups import GroupShape
-from replica.kernels.rows import RowsView
+from replica.kernels.rows import MAX_DECODE_ROWS, RowsView
 from replica.model.paged_attention import ScoreRule
 
 
@@ -21,7 +21,12 @@ class LoraKernels(Protocol):
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, bound: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`x W^T + bias` and the adapters' share, both [rows, out], to be added."""
+        """`x W^T + bias` and the adapters' share, both [rows, out], to be added. For steps of few rows."""
+
+    def summed(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, bound: Any
+    ) -> torch.Tensor:
+        """Their sum, [rows, out]. For steps of many rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +48,14 @@ class LayerAttention(Protocol):
 class StepState:
     """What all layers of one model share: the step's attention, and its adapters where it has any.
 
-    `has_lora` is what compiled code looks at: it is compiled once for each of its values.
+    `has_lora` and `sums_lora` are what compiled code looks at: it is compiled once for each of the three cases.
     """
 
     def __init__(self) -> None:
         self.attention: LayerAttention | None = None
         self.lora: StepLora | None = None
         self.bound: Any = None
-        self.has_lora = False
+        self.has_lora, self.sums_lora = False, False
         self.num_rows = 0
 
     def __repr__(self) -> str:
@@ -61,11 +66,13 @@ class StepState:
         """Make these the step's for one forward. Rows from `num_rows` on are padding, which nothing attends to."""
         assert self.attention is None, "one forward at a time"
         self.attention, self.num_rows, self.lora, self.has_lora = attention, num_rows, lora, lora is not None
+        self.sums_lora = lora is not None and lora.rows.capacity > MAX_DECODE_ROWS
         self.bound = None if lora is None else lora.kernels.bind(lora.rows)
         try:
             yield
         finally:
-            self.attention, self.num_rows, self.lora, self.has_lora, self.bound = None, 0, None, False, None
+            self.attention, self.num_rows, self.lora, self.bound = None, 0, None, None
+            self.has_lora, self.sums_lora = False, False
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -79,9 +86,16 @@ class GroupOfModel:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The product and the adapters' share for `x` [rows, in] and `weight` [out, in], in a step with adapters."""
+        return self._kernels().linear(x.contiguous(), weight, bias, self.shape, self.state.bound)
+
+    def project_summed(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The sum of the two."""
+        return self._kernels().summed(x.contiguous(), weight, bias, self.shape, self.state.bound)
+
+    def _kernels(self) -> LoraKernels:
         lora = self.state.lora
         assert lora is not None, "a step without adapters needs the plain product only"
-        return lora.kernels.linear(x.contiguous(), weight, bias, self.shape, self.state.bound)
+        return lora.kernels
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)

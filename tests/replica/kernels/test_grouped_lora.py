@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 
 from replica.kernels.grouped_lora import LoraKernels
 from replica.kernels.groups import GroupShape
-from replica.kernels.rows import RowSegment, RowsView
+from replica.kernels.rows import MAX_DECODE_ROWS, RowSegment, RowsView
 from tests.replica.kernels.adapters_in_arena import Arena
 
 pytestmark = [
@@ -43,8 +43,12 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 7) -> torch.Tensor:
 def run(
     arena: Arena, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, view: RowsView
 ) -> torch.Tensor:
+    """What a step of so many rows does."""
     kernels = LoraKernels(arena.memory, arena.tables)
-    y, delta = kernels.linear(x, weight, bias, group, kernels.bind(view))
+    bound = kernels.bind(view)
+    if view.capacity > MAX_DECODE_ROWS:
+        return kernels.summed(x, weight, bias, group, bound)
+    y, delta = kernels.linear(x, weight, bias, group, bound)
     return y + delta
 
 

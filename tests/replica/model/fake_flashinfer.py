@@ -126,8 +126,10 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         assert torch.equal(lengths, seq_lens)
         self.keep(page_size, sm_scale, window_left, logits_soft_cap)
 
-    def run(self, q: torch.Tensor, paged: Any) -> torch.Tensor:
-        return self.over_pages(q, paged, *self.arrays)
+    def run(self, q: torch.Tensor, paged: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+        assert len(q) == self.arrays[0][-1], "the plan is for other rows"
+        answers = self.over_pages(q, paged, *self.arrays)
+        return answers if out is None else out.copy_(answers)
 
 
 def fast_decode_plan(wrapper: BatchDecodeWithPagedKVCacheWrapper, *arguments: Any, **keywords: Any) -> None:

@@ -44,6 +44,12 @@ class FakeKernels:
             grouped_lora(part, x, held)
         return functional.linear(x, weight, bias), delta
 
+    def summed(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, rows: RowsView
+    ) -> torch.Tensor:
+        y, delta = self.linear(x, weight, bias, group, rows)
+        return y + delta
+
 
 def tiles_of(rows: RowsView) -> list[tuple[int, int, int]]:
     """(start, end, slot) of each tile of a step."""

@@ -1,0 +1,114 @@
+"""Steps with prompts in them, recorded in pieces: one from each layer's attention to the next one's.
+
+Launching a step of a few hundred rows takes the host longer than the device computes it. What such a step does is the
+same for all steps of so many rows, but for attention, whose work is cut up anew each time. So a recording ends where a
+layer attends, and the next one begins behind it; a replay runs the pieces, and attention between them. vLLM calls this
+piecewise CUDA graphs.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from replica.model.cuda_graphs import Cut, Pieces, quick_collections
+from replica.model.paged_attention import ScoreRule
+from replica.model.step_attention import CutAttention, LayerHeads
+
+ROW_BUCKETS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Steps are padded to one of these; above the largest, the device has enough to do while the host launches."""
+
+
+class PieceRecorder(Protocol):
+    """Turns a step into one that does the same again, piece by piece."""
+
+    def record_pieces(self, run: Pieces) -> Pieces: ...
+
+
+class Seams:
+    """Attention of a step in pieces. Queries wait at fixed addresses until the cut, and answers are read from there."""
+
+    def __init__(
+        self, attention: CutAttention, layers: Sequence[LayerHeads], slots: torch.Tensor, dtype: torch.dtype
+    ) -> None:
+        self._attention, self._slots = attention, slots
+        widest = max(heads.num_heads * max(heads.shape.key_dim, heads.shape.value_dim) for heads in layers)
+        self._queries, self._answers = torch.zeros(2, len(slots) * widest, dtype=dtype, device=slots.device)
+        self._shapes = [(heads.num_heads, heads.shape.key_dim, heads.shape.value_dim) for heads in layers]
+        self.cut: Cut = lambda layer: None
+
+    def __repr__(self) -> str:
+        return f"Seams({len(self._slots)} rows, {len(self._shapes)} layers)"
+
+    def attend_layer(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: ScoreRule
+    ) -> torch.Tensor:
+        """Write keys and values, put the queries by, cut; what is returned is filled at the cut."""
+        num_rows = q.shape[0]
+        queries, answers = self._places(layer, num_rows)
+        self._attention.write_layer(layer, k, v, self._slots[:num_rows])
+        queries.copy_(q)
+        self.cut(layer)
+        return answers
+
+    def attend(self, layer: int, num_rows: int) -> None:
+        """What happens at a cut: attention of the first `num_rows` rows, as the step's plan has it."""
+        self._attention.read_layer(layer, *self._places(layer, num_rows))
+
+    def _places(self, layer: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        num_heads, key_dim, value_dim = self._shapes[layer]
+        queries = self._queries[: num_rows * num_heads * key_dim].view(num_rows, num_heads, key_dim)
+        answers = self._answers[: num_rows * num_heads * value_dim].view(num_rows, num_heads, value_dim)
+        return queries, answers
+
+
+class PromptGraphs:
+    """One recording for each number of rows, with adapters and without.
+
+    `run(bucket, has_lora)` computes a step whose attention is `seams`; `plan(bucket, has_lora)` fills the buffers with
+    a step of padding, before each recording.
+    """
+
+    def __init__(
+        self, buckets: Sequence[int], recorder: PieceRecorder, run: Callable[[int, bool], None], seams: Seams
+    ) -> None:
+        self.buckets = tuple(buckets)
+        self._recorder, self._run, self._seams = recorder, run, seams
+        self._replays: dict[tuple[int, bool], Pieces] = {}
+
+    def __repr__(self) -> str:
+        return f"PromptGraphs(buckets={self.buckets}, recorded={len(self._replays)})"
+
+    def __len__(self) -> int:
+        return len(self._replays)
+
+    def bucket(self, num_rows: int) -> int | None:
+        """The smallest bucket that holds so many rows; None when none does."""
+        place = bisect_left(self.buckets, num_rows)
+        return self.buckets[place] if place < len(self.buckets) else None
+
+    def record_all(self, plan: Callable[[int, bool], None], with_lora: bool) -> None:
+        """Record every bucket, the largest first, so that the others fit into its memory."""
+        with quick_collections():
+            for bucket in reversed(self.buckets):
+                for has_lora in (False, True) if with_lora else (False,):
+                    plan(bucket, has_lora)
+                    self._replays[bucket, has_lora] = self._recorder.record_pieces(self._once(bucket, has_lora))
+
+    def replay(self, bucket: int, has_lora: bool, num_rows: int) -> None:
+        """Run a step, of which the first `num_rows` rows are real."""
+        self._replays[bucket, has_lora](lambda layer: self._seams.attend(layer, num_rows))
+
+    def _once(self, bucket: int, has_lora: bool) -> Pieces:
+        def run(cut: Cut) -> None:
+            self._seams.cut = cut
+            self._run(bucket, has_lora)
+
+        return run
+
+
+def row_buckets(max_rows: int) -> tuple[int, ...]:
+    """The buckets for steps of up to `max_rows` rows, rising."""
+    sizes = {size for size in ROW_BUCKETS if size < max_rows}
+    return tuple(sorted(sizes | ({max_rows} if 2 <= max_rows <= ROW_BUCKETS[-1] else set())))
