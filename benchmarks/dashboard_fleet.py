@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import uvicorn
 
-from registry.types import Scope, TenantLimits
+from registry.types import AdapterManifest, Scope, TenantLimits
 from replica.config import AdapterCacheConfig, ModelConfig, ReplicaConfig, SchedulerConfig
 from replica.model.base_files import resolve_base
 from replica.model.base_model import BaseModel
@@ -43,6 +43,7 @@ class Running:
         self.fleet = fleet
         self.url = url
         self.keys: dict[str, str] = {}
+        self.traffic = Traffic(self)
         self._base, self._folder = base, folder
         self._num_made = 0
 
@@ -52,7 +53,7 @@ class Running:
         await registry.add_tenant(name, TenantLimits(weight=weight), actor="setup")
         made = await registry.new_key(name, scopes or (Scope.INFER,), expires_at_s=None, note="", actor="setup")
         self.keys[name] = made.secret
-        while self.fleet.gateway.catalog.access is None or made.key.key_id not in {
+        while self.fleet.gateway.catalog.access is None or made.key.key_id not in {  # noqa: ASYNC110 (the catalog follows on its own)
             key.key_id for key in self.fleet.gateway.catalog.access.keys
         }:
             await asyncio.sleep(0.02)
@@ -70,9 +71,18 @@ class Running:
         result = await self.fleet.registry.push(name, files, owner=owner, activate=activate)
         return int(result.version.number)
 
+    def hold_staging(self, replica_id: str) -> None:
+        """From now on this replica brings no bytes to its node, as behind a link that stalls."""
+        never = asyncio.Event()
+
+        async def stage(manifest: AdapterManifest) -> None:
+            await never.wait()
+
+        self.fleet.replicas[replica_id].stage = stage  # type: ignore[method-assign]
+
     async def wait_live(self, names: Sequence[str]) -> None:
         """Until the gateway serves every one of them."""
-        while not {*names} <= {one.name for one in self.fleet.gateway.catalog.adapters if one.aliases}:
+        while not {*names} <= {one.name for one in self.fleet.gateway.catalog.adapters if one.aliases}:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
@@ -83,30 +93,46 @@ class Traffic:
         self._url, self._keys = running.url, running.keys
         self._random = random.Random(seed)
         self._tasks: list[asyncio.Task[None]] = []
+        self._clients: dict[str, httpx.AsyncClient] = {}
         self.num_failed = 0
 
-    def steady(self, tenant: str, models: Sequence[str], *, clients: int, max_tokens: int, pause_s: float = 0.0) -> None:
+    def steady(
+        self, tenant: str, models: Sequence[str], *, clients: int, max_tokens: int, pause_s: float = 0.0
+    ) -> None:
         """So many clients that send one call after the other, to a model by chance (the first ones more often)."""
+        http = self._http(tenant)
         for _ in range(clients):
-            self._tasks.append(asyncio.create_task(self._client(tenant, models, max_tokens, pause_s)))
+            self._tasks.append(asyncio.create_task(self._client(http, models, max_tokens, pause_s)))
 
-    async def _client(self, tenant: str, models: Sequence[str], max_tokens: int, pause_s: float) -> None:
-        headers = {"Authorization": f"Bearer {self._keys[tenant]}"}
+    def _http(self, tenant: str) -> httpx.AsyncClient:
+        """The tenant's connections, as many as its clients need."""
+        if tenant not in self._clients:
+            headers, limits = {"Authorization": f"Bearer {self._keys[tenant]}"}, httpx.Limits(max_connections=None)
+            self._clients[tenant] = httpx.AsyncClient(
+                base_url=self._url, headers=headers, timeout=120, limits=limits, trust_env=False
+            )
+        return self._clients[tenant]
+
+    async def _client(self, http: httpx.AsyncClient, models: Sequence[str], max_tokens: int, pause_s: float) -> None:
         weights = [1 / (place + 1) for place in range(len(models))]
-        async with httpx.AsyncClient(base_url=self._url, headers=headers, timeout=120, trust_env=False) as client:
-            while True:
-                model = self._random.choices(models, weights)[0]
-                body = {"model": model, "prompt": "Once upon a time", "max_tokens": max_tokens, "ignore_eos": True}
-                with suppress(httpx.TransportError):
-                    answer = await client.post("/v1/completions", json=body)
-                    self.num_failed += not answer.is_success
-                await asyncio.sleep(pause_s * self._random.uniform(0.5, 1.5))
+        while True:
+            await asyncio.sleep(pause_s * self._random.uniform(0.5, 1.5))
+            model = self._random.choices(models, weights)[0]
+            body = {"model": model, "prompt": "Once upon a time", "max_tokens": max_tokens, "ignore_eos": True}
+            body["user"] = f"user-{self._random.randrange(1000)}"
+            with suppress(httpx.TransportError):
+                answer = await http.post("/v1/completions", json=body)
+                self.num_failed += not answer.is_success
 
     async def stop(self) -> None:
+        """End what runs and close the connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+        for client in self._clients.values():
+            await client.aclose()
+        self._clients.clear()
 
 
 @asynccontextmanager
@@ -140,7 +166,7 @@ async def serving(fleet: LocalFleet) -> AsyncIterator[str]:
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(server.serve())
-    while not server.started:
+    while not server.started:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     try:
         yield f"http://127.0.0.1:{port}"

@@ -23,14 +23,20 @@ let table = { num_total: 0, num_matching: 0, adapters: [] };
 let shown = [];
 let sort = { field: "tokens_per_s", down: true };
 let active = 0;
+let entry = 0;
+let drawn = 0;
 let marked = null;
 let onSearch = () => {};
 
 export function setUpAdapters(search) {
   onSearch = search;
   byId("adapter-head").append(...COLUMNS.map(header));
-  byId("adapter-scroll").addEventListener("scroll", render, { passive: true });
+  byId("adapter-scroll").addEventListener("scroll", onScroll, { passive: true });
   byId("adapter-body").addEventListener("keydown", onKey);
+  byId("adapter-body").addEventListener("focusin", (event) => {
+    const row = event.target.closest("tr.row");
+    if (row) active = row.index;
+  });
   byId("adapter-body").addEventListener("click", (event) => {
     const row = event.target.closest("tr.row");
     if (row) choose(row.index);
@@ -125,7 +131,15 @@ function render() {
   for (const row of rows.splice(last - first)) row.remove();
   spacer(body, "before", first * ROW_HEIGHT);
   spacer(body, "after", (shown.length - last) * ROW_HEIGHT);
+  entry = active >= first && active < last ? active : Math.min(last - 1, Math.ceil(scroll.scrollTop / ROW_HEIGHT));
   rows.forEach((row, offset) => updateRow(row, shown[first + offset], first + offset));
+  drawn = first;
+}
+
+/** A scroll within the rows that are drawn changes nothing. */
+function onScroll() {
+  const first = Math.max(0, Math.floor(byId("adapter-scroll").scrollTop / ROW_HEIGHT) - MARGIN);
+  if (first !== drawn) render();
 }
 
 function spacer(body, place, height) {
@@ -152,7 +166,7 @@ function buildRow() {
 function updateRow(row, adapter, index) {
   row.index = index;
   row.setAttribute("aria-rowindex", index + 2);
-  row.tabIndex = index === active ? 0 : -1;
+  row.tabIndex = index === entry ? 0 : -1;
   row.classList.toggle("marked", adapter.name === marked);
   row.setAttribute("aria-selected", adapter.name === marked);
   row.chip.style.setProperty("--hue", hue(adapter.name));

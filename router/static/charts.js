@@ -22,11 +22,11 @@ export function chart(label) {
   return svg;
 }
 
-/** Draw `points` ([at_s, value or null]); `highest` fixes the top of the scale, 0 lets the values decide. */
-export function draw(svg, points, nowS, highest = 0) {
+/** Draw `points` ([at_s, value or null]); the scale ends at `least`, or above the highest value. */
+export function draw(svg, points, nowS, least) {
   const spanS = Math.min(SPAN_S, Math.max(SHORTEST_S, points.length ? nowS - points[0][0] : 0));
   const values = points.map((point) => point[1]).filter((value) => value !== null);
-  const top = highest || Math.max(1e-9, ...values) * 1.1;
+  const top = Math.max(least, ...values.map((value) => value * 1.06));
   const x = (atS) => WIDTH * (1 - (nowS - atS) / spanS);
   const y = (value) => HEIGHT - (HEIGHT - TOP) * Math.min(1, value / top);
   const [area, line] = svg.children;

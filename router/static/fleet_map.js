@@ -4,6 +4,7 @@ import { byId, empty, follow, make, mark, say } from "./dom.js";
 import { hue, percent, plural, rate } from "./format.js";
 
 const FEW = 8;
+const COLUMNS = 4;
 const MANY = 24;
 let marked = null;
 
@@ -54,7 +55,7 @@ function updateReplica(element, replica, busiest) {
   say(kvText, percent(replica.kv_used));
   slots.classList.toggle("many", replica.slots.length > MANY);
   slots.classList.toggle("few", replica.slots.length <= FEW);
-  slots.style.setProperty("--count", Math.max(4, replica.slots.length));
+  slots.style.setProperty("--count", Math.min(COLUMNS, replica.slots.length));
   follow(slots, replica.slots, (_, index) => index, buildSlot, (slot, row) => updateSlot(slot, row, busiest));
 }
 

@@ -64,7 +64,7 @@ function updateRollout(element, one, nowS) {
     },
   };
   is[one.kind]();
-  say(element.compare, one.new && one.old ? `${traffic(one.new)} — ${traffic(one.old)}` : "");
+  say(element.compare, one.new && one.old ? `${traffic(one.new)} — against ${traffic(one.old)}` : "");
 }
 
 function setProgress(progress, value, max, label) {

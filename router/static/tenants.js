@@ -3,6 +3,8 @@
 import { byId, empty, follow, make, say } from "./dom.js";
 import { percent, plural, rate, seconds } from "./format.js";
 
+const QUEUE = 8;
+
 export function showTenants(report) {
   const parent = byId("tenant-list");
   const noisy = new Set(report.findings.filter((finding) => finding.code === "noisy_tenant").map((finding) => finding.subject));
@@ -12,7 +14,14 @@ export function showTenants(report) {
     return;
   }
   if (parent.firstElementChild?.classList.contains("empty")) parent.replaceChildren();
-  follow(parent, report.tenants, (tenant) => tenant.tenant, build, (element, tenant) => update(element, tenant, noisy.has(tenant.tenant)));
+  const queued = report.tenants.reduce((sum, tenant) => sum + tenant.waiting, 0);
+  follow(parent, inOrder(report.tenants, queued), (tenant) => tenant.tenant, build, (element, tenant) => update(element, tenant, queued, noisy.has(tenant.tenant)));
+}
+
+/** Those who hold a queue worth the name first; the others by name, so that nobody jumps about. */
+function inOrder(tenants, queued) {
+  const weight = (tenant) => (queued >= QUEUE ? Math.round(tenant.queue_share * 10) : 0);
+  return [...tenants].sort((a, b) => weight(b) - weight(a) || (a.tenant < b.tenant ? -1 : 1));
 }
 
 function build(tenant) {
@@ -33,18 +42,18 @@ function bar(kind, label) {
   return { bar: element, text: make("span") };
 }
 
-function update(element, tenant, isNoisy) {
+function update(element, tenant, queued, isNoisy) {
   element.classList.toggle("noisy", isNoisy);
   element.badge.hidden = !isNoisy;
   element.numbers.replaceChildren(make("b", "", plural(tenant.waiting, "call")), ` wait, ${tenant.in_flight} in flight`);
-  show(element.queue, tenant.queue_share);
-  show(element.service, tenant.service_share);
+  show(element.queue, tenant.waiting / Math.max(queued, QUEUE), queued >= QUEUE ? percent(tenant.queue_share) : "");
+  show(element.service, tenant.service_share, percent(tenant.service_share));
   say(element.waits, waits(tenant));
 }
 
-function show({ bar: element, text }, share) {
-  element.value = share;
-  say(text, percent(share));
+function show({ bar: element, text }, part, words) {
+  element.value = part;
+  say(text, words);
 }
 
 function waits(tenant) {

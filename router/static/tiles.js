@@ -6,30 +6,30 @@ import { percent, plural, rate, seconds, count } from "./format.js";
 
 const TILES = [
   {
-    title: "Tokens", unit: "/s", column: "tokens_per_s",
+    title: "Tokens", unit: "/s", column: "tokens_per_s", least: 20,
     value: (t) => count(t.tokens_per_s),
     more: (t) => `${plural(t.running, "sequence")} running`,
   },
   {
-    title: "Calls", unit: "/s", column: "requests_per_s",
+    title: "Calls", unit: "/s", column: "requests_per_s", least: 2,
     value: (t) => rate(t.requests_per_s),
     more: (t) => (t.failures_per_s > 0 ? `${rate(t.failures_per_s)}/s fail` : `first token p99 ${seconds(t.first_token_p99_s)}`),
     alarm: (t) => t.failures_per_s > 0.05 * t.requests_per_s,
   },
   {
-    title: "Queue", unit: " waiting", column: "waiting",
+    title: "Queue", unit: " waiting", column: "waiting", least: 10,
     value: (t) => count(t.waiting),
     more: (t) => (t.loading ? `${t.loading} wait for their adapter` : "nobody waits for an adapter"),
     alarm: (t, codes) => codes.has("noisy_tenant"),
   },
   {
-    title: "Slot hits", unit: "", column: "hit_rate", highest: 1.06,
+    title: "Slot hits", unit: "", column: "hit_rate", least: 1.06,
     value: (t) => percent(t.hit_rate),
     more: (t) => `${rate(t.lookups_per_s)} look-ups/s`,
     alarm: (t, codes) => codes.has("thrashing"),
   },
   {
-    title: "Swaps", unit: "/s", column: "swaps_per_s",
+    title: "Swaps", unit: "/s", column: "swaps_per_s", least: 2,
     value: (t) => rate(t.swaps_per_s),
     more: (t) => `${t.num_slots_used} of ${plural(t.num_slots, "slot")} taken`,
     alarm: (t, codes) => codes.has("thrashing"),
@@ -58,7 +58,7 @@ export function showTiles(report) {
     say(element.more, tile.more(report.totals));
     mark(element, "alarm", Boolean(tile.alarm?.(report.totals, codes)));
     element.chart.setAttribute("aria-label", `${tile.title} over the last five minutes, now ${tile.value(report.totals)}${tile.unit}`);
-    draw(element.chart, points.map((point) => [point[0], point[column]]), report.at_s, tile.highest);
+    draw(element.chart, points.map((point) => [point[0], point[column]]), report.at_s, tile.least);
   });
 }
 

@@ -26,8 +26,9 @@ START_S = 60.0
 ANSWER_S = 60.0
 
 
-def is_here() -> bool:
-    return PROGRAM.exists() or shutil.which("chromium") is not None
+def program() -> str | None:
+    """Where it is; None where it is not."""
+    return str(PROGRAM) if PROGRAM.exists() else shutil.which("chromium")
 
 
 class PageError(Exception):
@@ -119,6 +120,10 @@ class Page:
         ]
         await self.call("Emulation.setEmulatedMedia", features=features)
 
+    async def before_all(self, script: str) -> None:
+        """Run a script in every document before its own."""
+        await self.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+
     async def open(self, url: str) -> None:
         await self.call("Page.navigate", url=url)
 
@@ -157,8 +162,10 @@ class Page:
 
     async def picture(self, path: Path, *, full: bool = False) -> None:
         """A PNG of what is in sight, or of the whole page."""
-        shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=full, optimizeForSpeed=False)
-        path.write_bytes(base64.b64decode(shot["data"]))
+        shot = await self.call(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=full, optimizeForSpeed=False
+        )
+        await asyncio.to_thread(path.write_bytes, base64.b64decode(shot["data"]))
 
 
 @asynccontextmanager
@@ -166,7 +173,7 @@ async def running_browser() -> AsyncIterator[Browser]:
     """A browser with a new, empty profile; nothing of it is left at the end."""
     folder = tempfile.mkdtemp(prefix="lf-chromium-")
     process = await asyncio.create_subprocess_exec(
-        str(PROGRAM if PROGRAM.exists() else shutil.which("chromium")),
+        program() or "chromium",
         *FLAGS,
         f"--user-data-dir={folder}",
         "about:blank",
