@@ -8,6 +8,7 @@ from router.view.records import Finding, FleetReport, TenantView
 NOISY_SHARE = 0.6
 NOISY_WAITING = 8
 """A tenant is noisy when it holds this much of a queue of at least so many requests, and it is not alone."""
+STARVING_S = 30.0
 THRASHING_HIT_RATE = 0.6
 THRASHING_SWAPS_PER_S = 1.0
 """Below this hit rate, with at least so many swaps a second, slots are too few for what is asked for."""
@@ -44,6 +45,9 @@ def _tenants(report: FleetReport) -> Iterator[Finding]:
     for tenant in report.tenants:
         if waiting >= NOISY_WAITING and tenant.queue_share >= NOISY_SHARE and others - {tenant.tenant}:
             yield _noisy(tenant, sum(one.waiting for one in report.tenants))
+        if tenant.oldest_wait_s > STARVING_S:
+            text = f"{tenant.tenant} starves: its oldest call waits {tenant.oldest_wait_s:.0f} s"
+            yield Finding(severity="bad", code="starving", text=text, subject=tenant.tenant)
         if tenant.limited_per_s > 0:
             text = f"{tenant.tenant} is throttled: {tenant.limited_per_s:.1f} calls/s refused by its limits"
             yield Finding(severity="info", code="throttled", text=text, subject=tenant.tenant)

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel
 
 from registry.types import Scope
 from replica.messages import SlotView
@@ -19,7 +20,20 @@ from router.auth import Principal
 from router.dashboard_files import FOLDER
 from router.errors import AuthenticationFailed
 from router.view.fleet_view import FleetView
-from router.view.records import FleetReport
+from router.view.records import (
+    AdapterRow,
+    AdapterTable,
+    Finding,
+    FleetReport,
+    History,
+    HistoryPoint,
+    ReplicaView,
+    Rollout,
+    SlotRow,
+    TenantView,
+    Totals,
+    VersionTraffic,
+)
 from tests.router.fakes import one_choice
 from tests.router.support import Stack, adapter_record, delta, digest, error_of, running
 
@@ -202,6 +216,23 @@ def test_wheel_carries_the_page() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert "static/*" in settings["package-data"]["router"]
     assert "router.view" in settings["packages"]
+
+
+VIEWS = (FleetReport, Totals, Finding, ReplicaView, AdapterTable, TenantView, Rollout, VersionTraffic, History)
+
+
+@pytest.mark.parametrize("record", VIEWS, ids=lambda record: record.__name__)
+def test_every_field_is_documented(record: type[BaseModel]) -> None:
+    section = (ROOT / "docs" / "api.md").read_text().partition("### Fleet\n")[2].partition("\n## ")[0]
+    assert [name for name in record.model_fields if f"`{name}`" not in section] == []
+    rows = (*AdapterRow._fields, *SlotRow._fields, *HistoryPoint._fields)
+    assert [name for name in rows if f"`{name}`" not in section] == []
+
+
+def test_every_finding_is_documented() -> None:
+    codes = {*re.findall(r'code="([a-z_]+)"', (ROOT / "router" / "view" / "findings.py").read_text())}
+    section = (ROOT / "docs" / "dashboard.md").read_text().partition("## What stands out\n")[2].partition("\n\n**")[0]
+    assert {*re.findall(r"`([a-z_]+)`", section)} == codes
 
 
 async def test_thousand_busy_adapters_are_a_bounded_answer_in_bounded_time() -> None:

@@ -51,6 +51,15 @@ def test_short_or_shared_queue_or_a_lone_tenant_is_not_noise() -> None:
     assert codes(alone) == []
 
 
+def test_tenant_that_waits_long_starves_and_one_that_is_refused_is_throttled() -> None:
+    waits, refused = tenant_view("acme", waiting=1, oldest_wait_s=31.0), tenant_view("globex", limited_per_s=2.5)
+    texts = [finding.text for finding in found(quiet(tenants=(refused, waits)))]
+    assert texts == [
+        "acme starves: its oldest call waits 31 s",
+        "globex is throttled: 2.5 calls/s refused by its limits",
+    ]
+
+
 def test_thrashing_needs_both_swaps_and_misses() -> None:
     (finding,) = found(quiet(totals=totals(swaps_per_s=14.0, hit_rate=0.31)))
     assert finding.severity == "bad"
