@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from replica.arrival_queue import WaitingQueue
 from replica.config import SchedulerConfig
 from replica.engine import Engine
-from replica.fair_queue import WaitingQueue
 from replica.messages import FinishReason, GenerateRequest, SamplingParams, TokenChunk
 from replica.model.batch import ForwardBatch
 from replica.sequence import RequestGroup

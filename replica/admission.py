@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from replica.arrival_queue import Preference, WaitingQueue
 from replica.errors import ReplicaError
-from replica.fair_queue import Preference, WaitingQueue
 from replica.sequence import Lease, RequestGroup
 
 
@@ -48,8 +48,11 @@ class Admission:
         self._loading: dict[str, RequestGroup] = {}
         self._resident: Counter[str] = Counter()
         """Adapter -> admitted requests that pin its slot."""
-        self._charged: set[str] = set()
-        """Keys of the requests that were charged and have not ended."""
+        self._charged: dict[str, RequestGroup] = {}
+        """The requests that were charged and have not ended."""
+        self._outstanding: Counter[str] | None = None
+        """Tenant -> output tokens that were charged and not sampled, as far as known in this step."""
+        queue.follow(self._num_outstanding)
         self._num_admitted = 0
         self._failed: list[tuple[RequestGroup, Exception]] = []
 
@@ -76,6 +79,10 @@ class Admission:
     def push(self, group: RequestGroup) -> None:
         self._queue.push(group)
 
+    def begin_step(self) -> None:
+        """What was sampled in the last step counts from now on."""
+        self._outstanding = None
+
     def loaded(self) -> list[RequestGroup]:
         """The requests whose adapter has come into a slot since the last call; those whose load failed are failed."""
         loaded = [group for group in tuple(self._loading.values()) if self._settle(group)]
@@ -96,7 +103,8 @@ class Admission:
             group.order = self._num_admitted
             self._num_admitted += 1
             group.admitted_s = self._clock()
-            self._charged.add(group.key)
+            self._charged[group.key] = group
+            self._outstanding = None
             if group.adapter is None or self._acquire(group, group.adapter):
                 group.ready_s = group.admitted_s
                 return group
@@ -113,8 +121,16 @@ class Admission:
             self._queue.remove(group)
             return
         self._release_slot(group)
-        self._charged.remove(group.key)
+        del self._charged[group.key]
+        self._outstanding = None
         self._queue.refund(group.tenant, group.num_unused)
+
+    def _num_outstanding(self, tenant: str) -> int:
+        if self._outstanding is None:
+            self._outstanding = Counter()
+            for group in self._charged.values():
+                self._outstanding[group.tenant] += group.num_outstanding
+        return self._outstanding[tenant]
 
     def _release_slot(self, group: RequestGroup) -> None:
         is_loading = self._loading.pop(group.key, None) is not None
@@ -177,6 +193,6 @@ class Admission:
         )
         pinned = Counter(group.adapter for group in holders)
         assert pinned == self._resident, f"requests pin {dict(pinned)}, counts say {dict(self._resident)}"
-        assert {group.key for group in admitted} <= self._charged, "an admitted request is not known as charged"
+        assert {group.key for group in admitted} <= self._charged.keys(), "an admitted request is not known as charged"
         assert self._charged or not self._resident, "pins without requests"
         assert not any(group.is_admitted for group in self._queue), "an admitted request is still queued"

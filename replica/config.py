@@ -73,7 +73,8 @@ class SchedulerConfig(Settings):
     """Continuous batching under a token budget."""
 
     policy: Literal["drr", "fcfs"] = "drr"
-    quantum_tokens: int = Field(default=512, ge=1)
+    quantum_tokens: int = Field(default=256, ge=1)
+    """What a tenant earns in a round for a unit of weight, and may send at once when it comes back (`drr` only)."""
     max_batch_tokens: int = Field(default=512, ge=1)
     max_num_seqs: int = Field(default=64, ge=1)
     max_waiting: int = Field(default=1024, ge=1)

@@ -18,12 +18,13 @@ import torch
 
 from replica.accounts import NS_PER_S, Accounts, OnEnded
 from replica.admission import Admission
+from replica.arrival_queue import ArrivalQueue, WaitingQueue
 from replica.block_manager import BlockManager
 from replica.config import SchedulerConfig
 from replica.delivery import Delivery
 from replica.device_link import DeviceLink, link_to
 from replica.errors import EngineDead, ReplicaError
-from replica.fair_queue import ArrivalQueue, FairQueue, WaitingQueue
+from replica.fair_queue import FairQueue
 from replica.flight import Flight
 from replica.live_requests import LiveRequests
 from replica.mailbox import Mailbox, run_between_steps

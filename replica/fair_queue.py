@@ -1,301 +1,202 @@
-"""The order in which waiting requests are admitted. Knows tenants, weights and costs, not tokens or devices."""
+"""Whose turn it is among tenants with waiting requests. Knows weights and costs, not tokens or devices."""
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
-from itertools import takewhile
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Generic
 
+from replica.arrival_queue import ArrivalQueue, Preference, T
 
-class Queued(Protocol):
-    """What a waiting request tells the queue: `cost` is what its admission charges, in tokens."""
-
-    @property
-    def key(self) -> Hashable: ...
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def cost(self) -> int: ...
-
-
-T = TypeVar("T", bound=Queued)
-
-
-@dataclass(frozen=True, slots=True)
-class Preference(Generic[T]):
-    """Whom to take ahead of their turn: requests that `likes` names, at the time `now_s`.
-
-    A request that was first passed `patience_s` seconds ago or earlier is passed no more.
-    """
-
-    likes: Callable[[T], bool]
-    patience_s: float
-    now_s: float
-
-
-class WaitingQueue(Protocol[T]):
-    """An admission policy. Within a tenant, the first request in arrival order that may be admitted goes first.
-
-    With a preference, one that it likes may go ahead of one that it does not, for a bounded time. `take_ahead` is for
-    when there is no room but for those with a claim: one that its tenant can pay for in this round, or None.
-    """
-
-    def push(self, item: T) -> None: ...
-    def take(self, may_admit: Callable[[T], bool], preference: Preference[T] | None = None) -> T | None: ...
-    def take_ahead(self, may_admit: Callable[[T], bool], claims: Callable[[T], bool]) -> T | None: ...
-    def remove(self, item: T) -> bool: ...
-    def refund(self, tenant: str, tokens: int) -> None: ...
-    def deficits(self) -> dict[str, float]: ...
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[T]: ...
-
-
-class ArrivalQueue(Generic[T]):
-    """First come, first served, whoever asks."""
-
-    def __init__(self) -> None:
-        self._items: OrderedDict[Hashable, T] = OrderedDict()
-        self._passed_at_s: dict[Hashable, float] = {}
-        """When each of those that were passed was first passed."""
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self._items.values())
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(waiting={len(self)})"
-
-    def push(self, item: T) -> None:
-        self._items[item.key] = item
-
-    def peek(self, may_admit: Callable[[T], bool]) -> T | None:
-        """The first request that may be admitted."""
-        return next((item for item in self._items.values() if may_admit(item)), None)
-
-    def choose(self, may_admit: Callable[[T], bool], preference: Preference[T] | None) -> T | None:
-        """The first request that may be admitted, or a liked one behind it, if all in between may be passed."""
-        first = self.peek(may_admit)
-        if preference is None:
-            return first
-        for item in filter(may_admit, self._items.values()):
-            if preference.likes(item):
-                return item
-            if not self.may_pass(item, preference):
-                break
-        return first
-
-    def may_pass(self, item: T, preference: Preference[T]) -> bool:
-        """Whether a liked request may go ahead of `item`."""
-        passed_at_s = self._passed_at_s.get(item.key, preference.now_s)
-        return not preference.likes(item) and preference.now_s - passed_at_s < preference.patience_s
-
-    def note_passed(self, item: T, now_s: float) -> None:
-        """Another went although it was the turn of `item`."""
-        self._passed_at_s.setdefault(item.key, now_s)
-
-    def take(self, may_admit: Callable[[T], bool], preference: Preference[T] | None = None) -> T | None:
-        """Remove and return the request that `choose` names."""
-        item = self.choose(may_admit, preference)
-        if item is not None:
-            self.take_chosen(item, may_admit, preference)
-        return item
-
-    def take_chosen(self, item: T, may_admit: Callable[[T], bool], preference: Preference[T] | None) -> None:
-        """Remove what `choose` named, and note whom it passed."""
-        if preference is not None:
-            for passed in takewhile(lambda other: other is not item, self._items.values()):
-                if may_admit(passed):
-                    self.note_passed(passed, preference.now_s)
-        self.remove(item)
-
-    def take_ahead(self, may_admit: Callable[[T], bool], claims: Callable[[T], bool]) -> T | None:
-        """Nobody has a claim on anybody."""
-        return None
-
-    def remove(self, item: T) -> bool:
-        """Take `item` out; False when it was not waiting."""
-        self._passed_at_s.pop(item.key, None)
-        return self._items.pop(item.key, None) is not None
-
-    def refund(self, tenant: str, tokens: int) -> None:
-        """Nothing was charged, so nothing comes back."""
-
-    def deficits(self) -> dict[str, float]:
-        """Nobody has any."""
-        return {}
+LEAD_QUANTA = 2
+"""A tenant with a long line may claim places of others once it is so many quanta behind them."""
 
 
 class _Tenant(Generic[T]):
-    """A tenant with waiting requests: its queue and the tokens it may still be charged."""
+    """A tenant's waiting requests, what they cost together, and what it was charged for a unit of its weight."""
 
     def __init__(self) -> None:
         self.queue: ArrivalQueue[T] = ArrivalQueue()
-        self.deficit = 0.0
         self.weight = 1.0
+        self.charged = -math.inf
+        self.cost = 0
 
     def push(self, item: T) -> None:
         self.queue.push(item)
         self.weight = item.weight
+        self.cost += item.cost
+
+    def charge(self, tokens: float) -> None:
+        self.charged += tokens / self.weight
 
 
 class FairQueue(Generic[T]):
-    """Deficit round robin over tenants (Shreedhar and Varghese, SIGCOMM 1995), charged in tokens.
+    """Deficit round robin over tenants (Shreedhar and Varghese, SIGCOMM 1995), charged in tokens on admission.
 
-    Every round adds `quantum` x weight tokens to each tenant that has a request to admit; a request goes when its
-    tenant's deficit covers its cost. A tenant whose requests may not be admitted just now keeps its deficit and earns
-    none; a tenant with nothing waiting has none. Rounds in which nobody could afford anything are taken in one stride,
-    so a call costs one pass over the tenants however large the costs are.
+    Every round gives `quantum` x weight tokens to each tenant that has a request to admit. All earn alike, so what they
+    earned is one number for a unit of weight, and a tenant's deficit is that less what it was charged. One whose
+    requests may not be admitted just now keeps its deficit and earns none; one with nothing waiting has none.
 
-    A liked request that goes ahead is charged to its own tenant, out of what that has in this round: its quantum may
-    come early, never twice. So no round begins while somebody's turn is passed, and the shares stay as they were.
+    The turn is that of the tenant which was *served* least for its weight: what it was charged, less the output tokens
+    that its running requests are still to get. In this order shares of the work done drift apart by no more than under
+    virtual token counters (Sheng et al., OSDI 2024); in the order of charges they would by all that is still to come.
+    Rounds are paid until the one with the turn can pay, all in one stride.
+
+    One that comes back begins a quantum below the least served of those that waited then, or where it stood if that is
+    more. The quantum is for what it sends at once: it lapses when a request has to wait. Where others stand who have
+    nothing waiting is known as long as it is more than a newcomer's place, and somebody waits or they have work here.
     """
 
     def __init__(self, quantum: int) -> None:
         self._quantum = quantum
-        self._ring: OrderedDict[str, _Tenant[T]] = OrderedDict()
-        """Tenants with waiting requests; the first one has the turn."""
-        self._paid: set[str] = set()
-        """Who has had this round's quantum: the first of the ring, and those that went ahead of it."""
-        self._left: dict[str, float] = {}
-        """What those that went ahead and have nothing waiting left of it; theirs again should they return in time."""
+        self._tenants: dict[str, _Tenant[T]] = {}
+        """Those with waiting requests."""
+        self._away: dict[str, _Tenant[T]] = {}
+        """Those with none, as long as they stand worse than a newcomer would."""
+        self._earned = 0.0
+        """Tokens for a unit of weight, since ever."""
+        self._level = 0.0
+        """The most that the least served of those that waited ever was served."""
+        self._outstanding: Callable[[str], int] = lambda tenant: 0
 
     def __len__(self) -> int:
-        return sum(len(tenant.queue) for tenant in self._ring.values())
+        return sum(len(tenant.queue) for tenant in self._tenants.values())
 
     def __iter__(self) -> Iterator[T]:
-        return (item for tenant in self._ring.values() for item in tenant.queue)
+        return (item for tenant in self._tenants.values() for item in tenant.queue)
 
     def __repr__(self) -> str:
-        return f"FairQueue(waiting={len(self)}, tenants={len(self._ring)}, quantum={self._quantum})"
+        return f"FairQueue(waiting={len(self)}, tenants={len(self._tenants)}, quantum={self._quantum})"
 
     def deficit(self, tenant: str) -> float:
-        """Tokens that `tenant` may be charged before it must wait for its next turn; 0 when nothing waits."""
-        return self._ring[tenant].deficit if tenant in self._ring else 0.0
+        """Tokens that `tenant` may be charged before it must earn more; 0 when nothing waits."""
+        entry = self._tenants.get(tenant)
+        return 0.0 if entry is None else self._deficit(entry)
 
     def deficits(self) -> dict[str, float]:
         """The deficit of every tenant with waiting requests. Any thread may ask."""
-        return {name: tenant.deficit for name, tenant in list(self._ring.items())}
+        return {name: self._deficit(tenant) for name, tenant in list(self._tenants.items())}
+
+    def follow(self, outstanding: Callable[[str], int]) -> None:
+        """From now on ask `outstanding` how many output tokens, charged to a tenant, have not been sampled yet."""
+        self._outstanding = outstanding
 
     def push(self, item: T) -> None:
-        if item.tenant not in self._ring:
-            self._ring[item.tenant] = _Tenant()
-            self._ring[item.tenant].deficit = self._left.pop(item.tenant, 0.0)
-        self._ring[item.tenant].push(item)
+        if item.tenant not in self._tenants:
+            self._tenants[item.tenant] = self._returning(item)
+        self._tenants[item.tenant].push(item)
 
     def take(self, may_admit: Callable[[T], bool], preference: Preference[T] | None = None) -> T | None:
         """Remove, charge and return the request whose turn it is among those that may be admitted, or a liked one."""
-        turn = self._next_turn(may_admit)
-        if turn is None:
+        wishes = self._wishes(may_admit)
+        if not wishes:
             return None
+        turn = wishes[min(wishes, key=self._served)]
+        self._earn(turn, wishes)
         item = turn if preference is None else self._ahead_of(turn, may_admit, preference)
         self._charge(item, may_admit, preference)
         return item
 
     def take_ahead(self, may_admit: Callable[[T], bool], claims: Callable[[T], bool]) -> T | None:
-        """Remove, charge and return a tenant's first request if it `claims` its place; no round begins for it."""
-        if self._next_turn(may_admit) is None:
-            return None
-        for name, tenant in self._ring.items():
-            item = tenant.queue.peek(may_admit)
-            if item is not None and self._could_pay(name, tenant, item) and claims(item):
-                self._charge(item, may_admit, None)
-                return item
+        """The same without room, for the first request of a tenant with the turn if it `claims` its place.
+
+        A tenant with a long line waits for room, as it would do with any order, unless it is far behind.
+        """
+        wishes = self._wishes(may_admit)
+        served = {name: self._served(name) for name in wishes}
+        for name in sorted(served, key=served.__getitem__):
+            lead = min((each for other, each in served.items() if other != name), default=math.inf) - served[name]
+            if lead >= 0 and self._may_claim(self._tenants[name], lead) and claims(wishes[name]):
+                self._earn(wishes[name], wishes)
+                self._charge(wishes[name], may_admit, None)
+                return wishes[name]
+        self._lapse()
         return None
 
-    def _charge(self, item: T, may_admit: Callable[[T], bool], preference: Preference[T] | None) -> None:
-        tenant = self._ring[item.tenant]
-        self._pay(item.tenant, tenant, item)
-        tenant.deficit -= item.cost
-        tenant.queue.take_chosen(item, may_admit, preference)
-        self._forget_idle(item.tenant)
+    def remove(self, item: T) -> bool:
+        """Take `item` out without charging it; False when it was not waiting."""
+        tenant = self._tenants.get(item.tenant)
+        if tenant is None or not tenant.queue.remove(item):
+            return False
+        self._leave(item, tenant)
+        return True
 
-    def _next_turn(self, may_admit: Callable[[T], bool]) -> T | None:
-        """Go round until the first of the ring can pay for its request, and return that."""
-        wishes = self._wishes(may_admit)
-        if not wishes:
-            return None
-        self._skip_idle_rounds(wishes)
-        while True:
-            name, tenant = next(iter(self._ring.items()))
-            item = wishes.get(name)
-            if item is not None and self._pay(name, tenant, item):
-                return item
-            self._pass_turn(name)
+    def refund(self, tenant: str, tokens: int) -> None:
+        """Give back what was charged and not used; below 0, charge what was used beyond. To the forgotten nothing."""
+        entry = self._tenants.get(tenant) or self._away.get(tenant)
+        if entry is not None:
+            entry.charge(-tokens)
+        self._forget()
+
+    def _wishes(self, may_admit: Callable[[T], bool]) -> dict[str, T]:
+        peeked = ((name, tenant.queue.peek(may_admit)) for name, tenant in self._tenants.items())
+        return {name: item for name, item in peeked if item is not None}
+
+    def _served(self, name: str) -> float:
+        """Tokens for a unit of weight, the prompts of what was admitted with them."""
+        tenant = self._tenants.get(name) or self._away[name]
+        return tenant.charged - self._outstanding(name) / tenant.weight
+
+    def _deficit(self, tenant: _Tenant[T]) -> float:
+        return (self._earned - tenant.charged) * tenant.weight
+
+    def _earn(self, item: T, wishes: dict[str, T]) -> None:
+        """Pay rounds until the tenant of `item` can pay for it; who may not be admitted stays where it is."""
+        tenant = self._tenants[item.tenant]
+        rounds = max(0, math.ceil((item.cost - self._deficit(tenant)) / (self._quantum * tenant.weight)))
+        self._earned += rounds * self._quantum
+        for name in self._tenants.keys() - wishes.keys():
+            self._tenants[name].charged += rounds * self._quantum
+
+    def _charge(self, item: T, may_admit: Callable[[T], bool], preference: Preference[T] | None) -> None:
+        tenant = self._tenants[item.tenant]
+        tenant.charge(item.cost)
+        tenant.queue.take_chosen(item, may_admit, preference)
+        self._leave(item, tenant)
 
     def _ahead_of(self, turn: T, may_admit: Callable[[T], bool], preference: Preference[T]) -> T:
-        """A liked request that goes although it is the turn of `turn`, or `turn` itself."""
-        owner = self._ring[turn.tenant].queue
+        """A liked request that its tenant can pay for without another round, although it is the turn of `turn`."""
+        owner = self._tenants[turn.tenant].queue
         if not owner.may_pass(turn, preference):
             return turn
-        for name, tenant in self._ring.items():
-            item = tenant.queue.choose(may_admit, preference)
-            if item is not None and preference.likes(item) and self._could_pay(name, tenant, item):
+        for name in sorted(self._tenants, key=self._served):
+            item = self._tenants[name].queue.choose(may_admit, preference)
+            if item is not None and preference.likes(item) and self._deficit(self._tenants[name]) >= item.cost:
                 owner.note_passed(turn, preference.now_s)
                 return item
         return turn
 
-    def _wishes(self, may_admit: Callable[[T], bool]) -> dict[str, T]:
-        peeked = ((name, tenant.queue.peek(may_admit)) for name, tenant in self._ring.items())
-        return {name: item for name, item in peeked if item is not None}
+    def _may_claim(self, tenant: _Tenant[T], lead: float) -> bool:
+        return len(tenant.queue) == 1 or tenant.cost <= self._quantum or lead >= LEAD_QUANTA * self._quantum
 
-    def _skip_idle_rounds(self, wishes: dict[str, T]) -> None:
-        """Pay out at once all rounds but the last before somebody can afford its request."""
-        rounds = min(self._num_rounds(name, item) for name, item in wishes.items()) - 1
-        if rounds > 0:
-            for name in wishes:
-                self._ring[name].deficit += rounds * self._earns(self._ring[name])
+    def _returning(self, item: T) -> _Tenant[T]:
+        """The entry of a tenant that had nothing waiting."""
+        if self._tenants:
+            self._level = max(self._level, min(map(self._served, self._tenants)))
+        else:
+            self._forgive()
+        tenant = self._away.pop(item.tenant, None) or _Tenant()
+        tenant.weight = item.weight
+        start = self._level - self._quantum
+        tenant.charged = max(tenant.charged, start + self._outstanding(item.tenant) / item.weight)
+        return tenant
 
-    def _num_rounds(self, name: str, item: T) -> int:
-        tenant = self._ring[name]
-        return math.ceil((item.cost - tenant.deficit) / self._earns(tenant))
+    def _forgive(self) -> None:
+        """Nobody waited: whoever has work here starts level."""
+        for name, tenant in self._away.items():
+            tenant.charged = self._level + self._outstanding(name) / tenant.weight
 
-    def _earns(self, tenant: _Tenant[T]) -> float:
-        return max(1.0, self._quantum * tenant.weight)
+    def _lapse(self) -> None:
+        """Whoever has to wait is no more behind than the least served of those that waited when it came."""
+        for name, tenant in self._tenants.items():
+            tenant.charged = max(tenant.charged, self._level + self._outstanding(name) / tenant.weight)
 
-    def _pay(self, name: str, tenant: _Tenant[T], item: T) -> bool:
-        """Whether the tenant can pay for `item`, after it was given this round's quantum if that takes it."""
-        if tenant.deficit < item.cost and name not in self._paid:
-            self._paid.add(name)
-            tenant.deficit += self._earns(tenant)
-        return tenant.deficit >= item.cost
+    def _leave(self, item: T, tenant: _Tenant[T]) -> None:
+        tenant.cost -= item.cost
+        if not len(tenant.queue):
+            self._away[item.tenant] = self._tenants.pop(item.tenant)
+            self._forget()
 
-    def _could_pay(self, name: str, tenant: _Tenant[T], item: T) -> bool:
-        return tenant.deficit + (0 if name in self._paid else self._earns(tenant)) >= item.cost
-
-    def _pass_turn(self, name: str) -> None:
-        self._ring.move_to_end(name)
-        self._end_turn(name)
-
-    def _end_turn(self, name: str) -> None:
-        """Others that went ahead and are still here had their quantum early; those that left owe nothing now."""
-        self._paid.discard(name)
-        self._paid.intersection_update(self._ring)
-        self._left.clear()
-
-    def _forget_idle(self, name: str) -> None:
-        if not len(self._ring[name].queue):
-            had_turn = next(iter(self._ring)) == name
-            tenant = self._ring.pop(name)
-            if had_turn:
-                self._end_turn(name)
-            elif name in self._paid:
-                self._left[name] = tenant.deficit
-
-    def remove(self, item: T) -> bool:
-        """Take `item` out without charging it; False when it was not waiting."""
-        tenant = self._ring.get(item.tenant)
-        if tenant is None or not tenant.queue.remove(item):
-            return False
-        self._forget_idle(item.tenant)
-        return True
-
-    def refund(self, tenant: str, tokens: int) -> None:
-        """Give back up to one quantum of what was charged and not used; an idle tenant gets nothing."""
-        if tenant in self._ring and tokens > 0:
-            entry = self._ring[tenant]
-            entry.deficit += min(tokens, self._earns(entry))
+    def _forget(self) -> None:
+        """Of those with nothing waiting and no work here, keep who stands worse than a newcomer, if anybody waits."""
+        least = self._level - self._quantum if self._tenants else math.inf
+        for name in [name for name in self._away if not self._outstanding(name) and self._served(name) <= least]:
+            del self._away[name]

@@ -272,6 +272,7 @@ class Scheduler:
 
     def _admit(self, is_calm: bool) -> None:
         """Place who is ready and admit who may; unless `is_calm`, only those with a claim to what others hold."""
+        self._admission.begin_step()
         for loaded in self._admission.loaded():
             self._start(loaded)
         self._place_ready(is_calm)

@@ -155,7 +155,8 @@ class RequestGroup:
         self.lease: Lease | None = None
         sampling = request.sampling
         output = sampling.max_tokens if request.expected_tokens is None else request.expected_tokens
-        self.cost = len(request.prompt) + sampling.n * output
+        self.output_cost = sampling.n * output
+        self.cost = len(request.prompt) + self.output_cost
         self.num_prompt_computed = 0
         """Prompt tokens that were computed or found; both are what the charge was for."""
         self.device_ns = 0
@@ -201,6 +202,11 @@ class RequestGroup:
     def num_unused(self) -> int:
         """Tokens that were charged and neither computed (prompt) nor sampled (output)."""
         return self.cost - self.num_prompt_computed - sum(sequence.num_output for sequence in self.sequences)
+
+    @property
+    def num_outstanding(self) -> int:
+        """Output tokens that were charged and not sampled; below 0 when there were more than expected."""
+        return self.output_cost - sum(sequence.num_output for sequence in self.sequences)
 
     def live(self, *states: State) -> list[Sequence]:
         """The choices in one of `states`, or all that have not ended."""

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.admission import Admission
-from replica.fair_queue import ArrivalQueue, FairQueue, Preference, WaitingQueue
+from replica.arrival_queue import ArrivalQueue, Preference, WaitingQueue
+from replica.fair_queue import FairQueue
 from replica.sequence import RequestGroup
 from tests.fakes import CollectingOutbox, FakeAdapters
 from tests.replica.engine.harness import make_request
@@ -82,6 +83,10 @@ def test_nobody_is_passed_once_its_patience_is_over(
 @given(st.lists(st.sampled_from([0.0, 0.4, 1.1]), min_size=30, max_size=60), st.integers(1, 4))
 def test_a_turn_is_passed_by_other_tenants_for_its_patience_at_most(gaps_s: list[float], num_others: int) -> None:
     queue: FairQueue[Item] = FairQueue(QUANTUM)
+    for key in range(40):
+        queue.push(Item(-2 - key, f"other{key % num_others}", 10, is_liked=True))
+    for _ in range(13):
+        queue.take(anything)
     victim = Item(-1, "victim", 50, is_liked=False)
     queue.push(victim)
     now_s, key = 0.0, 0
@@ -139,7 +144,7 @@ def test_a_passed_tenant_keeps_its_deficit_and_earns_none() -> None:
     while (item := queue.take(anything, prefer(10.0, 0.0))) is not None and item.tenant == "b":
         deficits.append(queue.deficit("a"))
     assert item == Item(0, "a", 150, is_liked=False)
-    assert deficits == [100.0] * 5 + [200.0] * 5, "five in its own turn, five ahead of the other's, and no more"
+    assert deficits == [200.0] * 10, "what both earned when it was the turn of the other, and no more"
 
 
 @pytest.mark.parametrize("make_queue", QUEUES)

@@ -158,8 +158,8 @@ def abandon(num_requests: int, seed: int = 0) -> None:
     bench.finish()
     queue, admission, blocks = bench.engine._admission._queue, bench.engine._admission, bench.engine._blocks
     assert not len(queue)
-    assert not queue._ring  # type: ignore[attr-defined]
-    assert not queue._left  # type: ignore[attr-defined]
+    assert not queue._tenants  # type: ignore[attr-defined]
+    assert not queue._away  # type: ignore[attr-defined]
     assert not admission.num_charged
     assert not admission._resident
     assert blocks.num_free == blocks.num_blocks
@@ -192,3 +192,34 @@ def test_a_tenant_at_two_replicas_counts_once_when_its_requests_say_so(spread: i
         for request_id, _ in bench.outbox.reasons:
             served["both" if request_id.startswith("b") else name] += 1
     assert (most - 0.6) < served["both"] / ((served["left"] + served["right"]) / 2) <= most
+
+
+def test_a_tenant_with_a_long_line_gets_rows_of_one_whose_requests_never_end() -> None:
+    bench = Bench(num_blocks=600, max_num_seqs=6, max_waiting=200, quantum_tokens=16)
+    for index in range(6):
+        bench.submit(f"endless{index}", [index] * 4, 200, tenant="endless")
+    bench.step()
+    for index in range(30):
+        bench.submit(f"b{index}", [9] * 6, 10, tenant="many")
+    for _ in range(60):
+        bench.step()
+    assert sum(name.startswith("b") for name, _ in bench.outbox.reasons) >= 10
+    bench.finish()
+
+
+def service_of(bench: Bench, name: str, num_requests: int, max_tokens: int, **fields: object) -> None:
+    for index in range(num_requests):
+        bench.submit(f"{name}{index}", [index % 40] * 4, max_tokens, tenant=name, **fields)
+
+
+def test_one_that_reserves_too_much_gets_as_much_as_one_that_knows_its_lengths() -> None:
+    """The same real lengths; one tenant's requests are charged ten times as much beforehand."""
+    bench = Bench(num_blocks=400, max_num_seqs=6, max_waiting=500)
+    service_of(bench, "exact", 150, 8, expected_tokens=8)
+    service_of(bench, "careful", 150, 8, expected_tokens=80)
+    for _ in range(200):
+        bench.step()
+    ended = Counter(name[0] for name, _ in bench.outbox.reasons)
+    assert min(ended.values()) > 30
+    assert abs(ended["e"] - ended["c"]) <= 6
+    bench.finish()
