@@ -31,7 +31,6 @@ TEAMS = {
 }
 ADAPTERS = [name for names in TEAMS.values() for name in names]
 WIDTH, HEIGHT = 1440, 1120
-MAX_COLORS = 256
 
 
 async def idle(running: Running) -> None:
@@ -136,12 +135,12 @@ async def shoot(browser: Browser, state: str) -> None:
 
 
 async def keep(page: Page, name: str) -> None:
-    """A PNG with a palette of its own, which is a quarter as large."""
+    """A PNG of what is in sight, without an alpha channel."""
     path = IMAGES / f"dashboard-{name}.png"
     await page.picture(path)
     with Image.open(path) as image:
-        small = image.convert("RGB").quantize(MAX_COLORS, dither=Image.Dither.NONE)
-    small.save(path, optimize=True)
+        opaque = image.convert("RGB")
+    opaque.save(path, optimize=True)
     print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
 
 

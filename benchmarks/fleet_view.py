@@ -2,8 +2,8 @@
 
     python -m benchmarks.fleet_view
 
-One gateway in this process, every adapter with calls of its own; replicas answer with a text like theirs. Processor time
-of one report after another, everything in it: the gateway's own text, parsing, windows, sections, JSON.
+One gateway in this process, every adapter with calls of its own; replicas answer with a text like theirs. Processor
+time of one report after another, everything in it: the gateway's own text, parsing, windows, sections, JSON.
 """
 
 import asyncio
@@ -49,12 +49,12 @@ async def measure(num_adapters: int) -> dict[str, Any]:
     async with running(catalog=delta([adapter_record(name) for name in names], num_replicas=NUM_REPLICAS)) as stack:
         stack.registry.reported = stack.gateway.catalog.replicas
         stack.fleet.texts = dict.fromkeys((f"r{index}" for index in range(NUM_REPLICAS)), replica_text(names))
-        now_s = 0.0
+        now_s = 0.0  # moved on by each report's period
         view = FleetView(stack.gateway, "gateway", clock=lambda: now_s)
         cpu_s: list[float] = []
         for _ in range(NUM_REPORTS):
             serve_one_each(stack, names)
-            now_s += 2.0
+            now_s += view.period_s
             began_s = time.process_time()
             report = await view.report(limit=1000, with_events=True)
             text = report.model_dump_json()

@@ -10,11 +10,23 @@ Key = tuple[str, ...]
 
 
 class Figure(NamedTuple):
-    """A metric, or the part of it where the labels `where` have these values, kept apart by the labels `by`."""
+    """A metric, or the part of it where the labels `where` have these values, kept apart by the labels `by`.
+
+    Of a histogram its buckets, or with `is_count` only how often it was observed.
+    """
 
     metric: Metric
     by: tuple[str, ...] = ()
     where: tuple[tuple[str, str], ...] = ()
+    is_count: bool = False
+
+    @property
+    def sample_name(self) -> str:
+        return self.metric.sample_names[-1 if self.is_count else 0]
+
+    @property
+    def has_buckets(self) -> bool:
+        return self.metric.kind == "histogram" and not self.is_count
 
 
 VERSION = ("model", "version")
@@ -31,7 +43,7 @@ SWAPS = Figure(catalogue.EVICTIONS, where=(("tier", "slot"), ("cause", "room")))
 LOADS = Figure(catalogue.LOADS)
 GENERATED = Figure(catalogue.GENERATION_TOKENS)
 HELD = Figure(catalogue.RESIDENT, by=("tier",))
-STARTS = Figure(catalogue.QUEUE_WAIT_S, by=VERSION)
+STARTS = Figure(catalogue.QUEUE_WAIT_S, by=VERSION, is_count=True)
 
 REQUESTS = Figure(catalogue.REQUESTS, by=VERSION)
 GOOD_REQUESTS = Figure(catalogue.REQUESTS, by=VERSION, where=(("outcome", "ok"),))

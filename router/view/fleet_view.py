@@ -7,13 +7,15 @@ from collections.abc import Callable
 
 from router.view.records import FleetReport, HistoryPoint
 from router.view.report import Page, build_page, history_point
-from router.view.sources import Gatherer, ViewSource
+from router.view.sources import Gatherer, ViewSource, timed
 from router.view.window import Sample, Samples
 
 PERIOD_S = 1.0
 """A report is at least so old before the next one is made."""
 MAX_SHARE = 0.1
-"""Making reports takes at most this part of the time; a larger fleet is looked at less often."""
+"""Making reports takes at most this part of a processor; a larger fleet is looked at less often."""
+MAX_PERIOD_S = 5.0
+"""However large it is: the window of rates must hold two scrapes."""
 RATE_WINDOW_S = 10.0
 LATENCY_WINDOW_S = 60.0
 NUM_POINTS = 300
@@ -39,6 +41,7 @@ class FleetView:
         self._page: Page | None = None
         self._made_at_s = float("-inf")
         self._cost_s = 0.0
+        """Processor time of the last report; members' texts cost about as much to write as to read."""
         self._making = asyncio.Lock()
         self.num_scrapes = 0
 
@@ -48,7 +51,7 @@ class FleetView:
     @property
     def period_s(self) -> float:
         """How long a report counts as new."""
-        return max(PERIOD_S, self._cost_s / MAX_SHARE)
+        return min(MAX_PERIOD_S, max(PERIOD_S, self._cost_s / MAX_SHARE))
 
     async def report(self, *, limit: int, search: str = "", since_s: float = 0.0, with_events: bool) -> FleetReport:
         """The fleet now, with at most `limit` adapters that fit `search`, and the history after `since_s`."""
@@ -69,12 +72,11 @@ class FleetView:
             return self._page
 
     async def _make(self) -> Page:
-        began_s = self._clock()
         moment = await self._gatherer.gather()
         self._made_at_s = self._clock()
         self._samples.add(Sample(self._made_at_s, moment.readings))
         self.num_scrapes += 1
         windows = self._samples.short(), self._samples.long()
-        page = await asyncio.to_thread(build_page, moment, *windows, self._gateway)
-        self._cost_s = self._clock() - began_s
+        page, cost_s = await asyncio.to_thread(timed, lambda: build_page(moment, *windows, self._gateway))
+        self._cost_s = 2 * moment.cost_s + cost_s
         return page

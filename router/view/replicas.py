@@ -66,7 +66,7 @@ def _slot_rows(
     """What the replica says of its slots; while it does not answer, what it last reported to be resident."""
     if slots is None:
         slots = [SlotView("resident", digest) for digest in record.resident]
-    starts = window.starts_per_s(figures.STARTS, record.replica_id)
+    starts = window.rates(figures.STARTS, record.replica_id)
     return tuple(_slot_row(slot, names, starts) for slot in slots)
 
 

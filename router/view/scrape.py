@@ -31,8 +31,7 @@ def _plan(figures: Iterable[Figure]) -> Mapping[str, tuple[Figure, ...]]:
     """The name of a sample -> the figures that it belongs to."""
     plan: dict[str, tuple[Figure, ...]] = {}
     for figure in figures:
-        name = figure.metric.sample_names[0]
-        plan[name] = (*plan.get(name, ()), figure)
+        plan[figure.sample_name] = (*plan.get(figure.sample_name, ()), figure)
     return plan
 
 
@@ -67,7 +66,7 @@ def _take(
         value = float(number)
     except ValueError:
         return
-    if figures[0].metric.kind == "histogram":
+    if figures[0].has_buckets:
         labels = known_labels(text.rpartition('le="')[0])
         for figure in figures:
             series = counts.setdefault(figure, {}).setdefault(_key(figure, labels), [])

@@ -1,10 +1,11 @@
 """What the view is made of, gathered at one moment: metrics, slots, replicas, the catalog, the change log."""
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from registry.catalog import Catalog
 from registry.errors import RegistryError
@@ -14,6 +15,8 @@ from router.view.scrape import Reading, read
 
 NUM_EVENTS = 40
 MAX_NEW_EVENTS = 200
+
+Result = TypeVar("Result")
 
 
 class LogReader(Protocol):
@@ -51,6 +54,14 @@ class Moment:
     base: str | None
     missing: tuple[str, ...]
     registry_answers: bool
+    cost_s: float
+    """Processor time of reading the texts."""
+
+
+def timed(work: Callable[[], Result]) -> tuple[Result, float]:
+    """What `work` returns, and the processor seconds that this thread spent on it."""
+    began_s = time.thread_time()
+    return work(), time.thread_time() - began_s
 
 
 class Gatherer:
@@ -64,7 +75,7 @@ class Gatherer:
         """Members that do not answer are left out; without the registry the catalog speaks for it."""
         source = self._source
         texts, slots, told = await asyncio.gather(source.expositions(), source.slots(), self._ask_registry())
-        readings = await asyncio.to_thread(lambda: {name: read(text) for name, text in texts.items()})
+        readings, cost_s = await asyncio.to_thread(timed, lambda: {name: read(text) for name, text in texts.items()})
         catalog = source.catalog
         return Moment(
             wall_s=source.wall_s(),
@@ -77,6 +88,7 @@ class Gatherer:
             base=next(iter(catalog.base_names), None) if catalog.base is not None else None,
             missing=tuple(source.missing()),
             registry_answers=told is not None,
+            cost_s=cost_s,
         )
 
     async def _ask_registry(self) -> Sequence[ReplicaRecord] | None:

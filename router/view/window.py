@@ -107,12 +107,6 @@ class Window:
                     found[key] = add(found.get(key), grown)
         return found
 
-    def starts_per_s(self, figure: Figure, instance: str) -> dict[Key, float]:
-        """Observations of a histogram a second, of one member."""
-        at_s = self._before[instance][0] if instance in self._before else self.last.at_s
-        span_s = self._since_s(at_s)
-        return {key: counts[-1] / span_s for key, counts in self.buckets(figure, instance).items()}
-
     def _since_s(self, at_s: float) -> float:
         """Seconds from a scrape to the last one, never zero."""
         return max(self.last.at_s - at_s, 1e-9)

@@ -122,8 +122,10 @@ async def test_report_is_new_again_after_its_period_and_costly_ones_last_longer(
     now_s += 0.2
     await view.report(limit=1, with_events=True)
     assert view.num_scrapes == 3
-    view._cost_s = 0.7
-    assert view.period_s == pytest.approx(7.0)
+    view._cost_s = 0.2
+    assert view.period_s == pytest.approx(2.0)
+    view._cost_s = 60.0
+    assert view.period_s == 5.0
 
 
 async def test_history_is_remembered_and_sent_once(stack: Stack) -> None:
