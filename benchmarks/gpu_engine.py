@@ -187,7 +187,7 @@ def _synchronise(rig: Rig) -> None:
 def measure(sizes: Sizes, work: Work, device: str, parts: Sequence[str], fields: dict[str, Any]) -> dict[str, Any]:
     rig = build(sizes, device, **fields)
     print(f"start: {asdict(rig.start)}", flush=True)
-    results: dict[str, Any] = {"start": asdict(rig.start), "image_bytes": rig.adapters.image_bytes}
+    results: dict[str, Any] = {"start": asdict(rig.start), "image_bytes": rig.adapters.num_image_bytes}
     with rig.engine() as engine:
         bench = Bench(rig, engine, work)
         if "steps" in parts:

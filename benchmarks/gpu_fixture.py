@@ -112,7 +112,7 @@ class ResidentAdapters:
 
     def __init__(self, base: BaseModel, num_adapters: int, rank: int) -> None:
         layout = random_layout(base, rank)
-        self.image_bytes = layout.num_bytes
+        self.num_image_bytes = layout.num_bytes
         num_bytes = num_adapters * layout.num_bytes
         self.arena = SlotArena(num_adapters, num_bytes, len(base.sites), base.device, base.dtype)
         self.leases = {f"a{index}": self._fill(layout) for index in range(num_adapters)}
@@ -128,6 +128,9 @@ class ResidentAdapters:
 
     def acquire(self, digest: str) -> FixedLease:
         return self.leases[digest]
+
+    def image_bytes(self, digest: str) -> int:
+        return self.num_image_bytes
 
     def poll(self) -> None:
         """Nothing loads."""

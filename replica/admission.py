@@ -4,6 +4,7 @@ Knows the queue and the adapter leases, not KV blocks or batches. A request is c
 adapter is still loading it waits aside and others go on. Whatever a request holds here is released in one place.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ from typing import Protocol
 from replica.arrival_queue import Preference, WaitingQueue
 from replica.errors import ReplicaError
 from replica.sequence import Lease, RequestGroup
+from replica.tenant_slots import TenantSlots
 
 
 class Adapters(Protocol):
@@ -21,13 +23,15 @@ class Adapters(Protocol):
     """
 
     def acquire(self, digest: str) -> Lease: ...
+    def image_bytes(self, digest: str) -> int: ...
 
 
 class Admission:
     """The waiting queue, the requests whose adapter is loading, and the slots that admitted requests pin.
 
     With `patience_s`, a request that adds no adapter to those admitted may go ahead of one that does, as long as that
-    was first passed less than `patience_s` seconds ago.
+    was first passed less than `patience_s` seconds ago. Who makes an adapter come into a slot is charged for its bytes,
+    as many tokens as the KV cache could hold in them.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Admission:
         num_slots: int,
         max_loading: int,
         patience_s: float = 0.0,
+        kv_token_bytes: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
@@ -45,6 +50,8 @@ class Admission:
         self._num_slots = num_slots
         self._max_loading = max_loading
         self._patience_s, self._clock = patience_s, clock
+        self._kv_token_bytes = kv_token_bytes
+        self._tenant_slots = TenantSlots()
         self._loading: dict[str, RequestGroup] = {}
         self._resident: Counter[str] = Counter()
         """Adapter -> admitted requests that pin its slot."""
@@ -104,6 +111,7 @@ class Admission:
             self._num_admitted += 1
             group.admitted_s = self._clock()
             self._charged[group.key] = group
+            self._tenant_slots.hold(group)
             self._outstanding = None
             if group.adapter is None or self._acquire(group, group.adapter):
                 group.ready_s = group.admitted_s
@@ -122,6 +130,7 @@ class Admission:
             return
         self._release_slot(group)
         del self._charged[group.key]
+        self._tenant_slots.release(group)
         self._outstanding = None
         self._queue.refund(group.tenant, group.num_unused)
 
@@ -137,7 +146,9 @@ class Admission:
         lease, group.lease = group.lease, None
         if lease is None or group.adapter is None:
             return
-        if not is_loading:
+        if is_loading:
+            self._queue.refund(group.tenant, group.num_load_tokens)
+        else:
             self._resident[group.adapter] -= 1
             if not self._resident[group.adapter]:
                 del self._resident[group.adapter]
@@ -150,6 +161,9 @@ class Admission:
         except ReplicaError as error:
             self._failed.append((group, error))
             return False
+        if not group.lease.ready and all(each.adapter != adapter for each in self._loading.values()):
+            group.num_load_tokens = math.ceil(self._adapters.image_bytes(adapter) / self._kv_token_bytes)
+            self._queue.refund(group.tenant, -group.num_load_tokens)
         self._loading[group.key] = group
         return self._settle(group)
 
@@ -176,6 +190,8 @@ class Admission:
 
     def _may_admit(self, group: RequestGroup) -> bool:
         """Whether taking `group` next would only use a pinned slot, or join a load for which there is room."""
+        if not self._tenant_slots.may_hold(group):
+            return False
         adapter = group.adapter
         loading = {each.adapter for each in self._loading.values()}
         if adapter is None or (adapter in self._resident and adapter not in loading):
@@ -194,5 +210,5 @@ class Admission:
         pinned = Counter(group.adapter for group in holders)
         assert pinned == self._resident, f"requests pin {dict(pinned)}, counts say {dict(self._resident)}"
         assert {group.key for group in admitted} <= self._charged.keys(), "an admitted request is not known as charged"
-        assert self._charged or not self._resident, "pins without requests"
+        assert self._charged or not (self._resident or self._tenant_slots), "pins without requests"
         assert not any(group.is_admitted for group in self._queue), "an admitted request is still queued"

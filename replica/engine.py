@@ -103,6 +103,7 @@ class Engine:
             num_slots=num_slots,
             max_loading=config.max_num_seqs,
             patience_s=config.adapter_patience_s,
+            kv_token_bytes=model.kv_bytes_per_block(config.block_size) / config.block_size,
             clock=clock,
         )
         self._scheduler = Scheduler(config, self._admission, self._blocks)

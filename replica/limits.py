@@ -51,6 +51,7 @@ def _check_numbers(request: GenerateRequest) -> None:
     rules: tuple[tuple[str, object, bool, str], ...] = (
         ("weight", request.weight, 0 < request.weight < math.inf, "above 0"),
         ("spread", request.spread, request.spread >= 1, ">= 1"),
+        ("max_slots", request.max_slots, request.max_slots is None or request.max_slots >= 1, ">= 1"),
         ("expected_tokens", request.expected_tokens, (request.expected_tokens or 0) >= 0, ">= 0"),
         ("presence_penalty", sampling.presence_penalty, math.isfinite(sampling.presence_penalty), "finite"),
         ("frequency_penalty", sampling.frequency_penalty, math.isfinite(sampling.frequency_penalty), "finite"),

@@ -80,6 +80,7 @@ class GenerateRequest:
 
     `expected_tokens` is what fair queueing charges for output (defaults to `sampling.max_tokens`). `spread` is at how
     many replicas the tenant has requests just now, as far as the sender knows: its weight counts once in all.
+    `max_slots` is of how many distinct adapters the tenant may have requests under way at one replica; more wait.
     """
 
     request_id: str
@@ -91,6 +92,7 @@ class GenerateRequest:
     expected_tokens: int | None = None
     spread: int = 1
     origin: Origin = UNKNOWN_ORIGIN
+    max_slots: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,8 @@ class RequestGroup:
         output = sampling.max_tokens if request.expected_tokens is None else request.expected_tokens
         self.output_cost = sampling.n * output
         self.cost = len(request.prompt) + self.output_cost
+        self.num_load_tokens = 0
+        """What its tenant was charged besides, for the adapter that came into a slot for it."""
         self.num_prompt_computed = 0
         """Prompt tokens that were computed or found; both are what the charge was for."""
         self.device_ns = 0

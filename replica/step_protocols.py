@@ -9,10 +9,11 @@ from replica.sequence import Lease, Sequence
 
 
 class StepAdapters(Protocol):
-    """The adapter tiers as the step loop sees them; neither call blocks."""
+    """The adapter tiers as the step loop sees them; no call blocks. An image is what a slot holds."""
 
     def acquire(self, digest: str) -> Lease: ...
     def poll(self) -> None: ...
+    def image_bytes(self, digest: str) -> int: ...
 
 
 class StepObserver(Protocol):

@@ -42,6 +42,8 @@ class Call:
     """Whether the client gets the answer in one piece, so that it may begin anew on another replica."""
     weight: float = 1.0
     """The tenant's share against others."""
+    max_slots: int | None = None
+    """At how many of its adapters a replica may work for the tenant at a time."""
     expected_tokens: int | None = None
     """What a choice of this tenant usually takes, when the client set no limit."""
 
@@ -75,6 +77,7 @@ class Call:
             prompt.sampling,
             self.weight,
             None if self.expected_tokens is None else self.expected_output(prompt.sampling.max_tokens),
+            max_slots=self.max_slots,
         )
 
 

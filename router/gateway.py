@@ -282,10 +282,10 @@ class Gateway:
         return self._with_share(call, body.max_tokens is None)
 
     def _with_share(self, call: Call, is_open_ended: bool) -> Call:
-        """The call with its tenant's weight, and how long its answer will be if the client did not say."""
+        """The call with its tenant's weight and slots, and how long its answer will be if the client did not say."""
         expected = self.outputs.expected(call.tenant) if is_open_ended else None
-        weight = self.limits.limits_of(call.tenant).weight or 1.0
-        return replace(call, weight=weight, expected_tokens=expected)
+        limits = self.limits.limits_of(call.tenant)
+        return replace(call, weight=limits.weight or 1.0, max_slots=limits.max_slots, expected_tokens=expected)
 
     def _bind(self, tenant: str, body: GenerationBody, sticky: str | None) -> Binding:
         """Resolve the model once; whatever happens to its alias later, this call keeps the version.

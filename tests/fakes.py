@@ -215,6 +215,8 @@ class FakeAdapters:
         self.wake: Callable[[], None] = lambda: None
         self.is_held = False
         """While set, no load ends."""
+        self.sizes: dict[str, int] = {}
+        """Bytes that an adapter takes in a slot, where it matters."""
         self._load_polls = load_polls
         self._broken, self._unknown = set(broken), set(unknown)
         self._slots: list[str | None] = [None] * num_slots
@@ -237,6 +239,9 @@ class FakeAdapters:
             lease.slot = self._slots.index(digest)
         self.leases.append(lease)
         return lease
+
+    def image_bytes(self, digest: str) -> int:
+        return self.sizes.get(digest, 0)
 
     def poll(self) -> None:
         waiting: dict[str, list[FakeLease]] = defaultdict(list)

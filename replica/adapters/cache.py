@@ -182,6 +182,13 @@ class AdapterCache:
         """Raises AdapterTooLarge when a budget can never hold it, AdapterUnavailable when it does not fit the base."""
         self._planner.plan(manifest)
 
+    def image_bytes(self, digest: str) -> int:
+        """What an adapter takes of the arena; 0 when it is not known or can never come."""
+        try:
+            return self._planner.plan(self._store.manifest(digest)).num_bytes
+        except ReplicaError:
+            return 0
+
     def prefetch(self, digest: str) -> None:
         """Bring an adapter to the host cache, if it is known and has not failed just now. Never blocks or raises."""
         with suppress(ReplicaError):

@@ -86,6 +86,7 @@ class Bench:
 
 def make_request(name: str, prompt: Sequence[int], max_tokens: int = 8, **fields: Any) -> GenerateRequest:
     """A greedy request unless `temperature` says otherwise; sampling fields and request fields mixed."""
-    outer = {key: fields.pop(key) for key in ("tenant", "adapter", "weight", "expected_tokens") if key in fields}
+    of_request = ("tenant", "adapter", "weight", "expected_tokens", "max_slots")
+    outer = {key: fields.pop(key) for key in of_request if key in fields}
     sampling = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **fields})
     return GenerateRequest(name, **{"tenant": "t", "adapter": None, **outer}, prompt=tuple(prompt), sampling=sampling)
