@@ -316,10 +316,10 @@ class RegistryActor:
         return await self._change(self._registry.tenants.set_callers, name, callers, actor=actor)
 
     async def share_limits(
-        self, gateway_id: str, uses: tuple[LimitUse, ...], used_keys: tuple[str, ...]
+        self, gateway_id: str, number: int, uses: tuple[LimitUse, ...], used_keys: tuple[str, ...]
     ) -> tuple[LimitShare, ...] | None:
         """Take a gateway's word on limits that several share, and give it its parts; None: its lease is gone."""
-        return await self._run(self._registry.tenants.share_limits, gateway_id, uses, used_keys)
+        return await self._run(self._registry.tenants.share_limits, gateway_id, number, uses, used_keys)
 
     async def take_usage(self, batch: UsageBatch) -> int:
         """Add what a member counted, once; returns the number of the last batch that it has handed over."""

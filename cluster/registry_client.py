@@ -108,10 +108,10 @@ class ServeRegistry:
         await self._call("leave_gateway", gateway_id)
 
     async def share_limits(
-        self, gateway_id: str, uses: Sequence[LimitUse], used_keys: Sequence[str]
+        self, gateway_id: str, number: int, uses: Sequence[LimitUse], used_keys: Sequence[str]
     ) -> tuple[LimitShare, ...] | None:
         """Say what this gateway holds and wants of shared limits. Not repeated: the next one says more."""
-        shares = await self._call("share_limits", gateway_id, tuple(uses), tuple(used_keys), repeat=False)
+        shares = await self._call("share_limits", gateway_id, number, tuple(uses), tuple(used_keys), repeat=False)
         return cast(tuple[LimitShare, ...] | None, shares)
 
     # Use.

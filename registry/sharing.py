@@ -1,7 +1,8 @@
 """How several gateways share a tenant's limits: each holds a part, and the parts never add up to more than the limit.
 
 A gateway lowers its part by itself and then says so; the registry only ever hands out what nobody holds. So an answer
-that is lost or late makes the sum smaller, never larger. Parts live in the gateways' leases and end with them.
+that is lost or late makes the sum smaller, never larger. Messages are numbered, since one that is overtaken would take
+back what the later one said. Parts live in the gateways' leases and end with them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,11 +44,15 @@ def split(limit: int, wanted: Sequence[int]) -> list[int]:
 
 
 def share(
-    tx: Transaction, gateway_id: str, uses: Sequence[LimitUse], defaults: TenantLimits
+    tx: Transaction, gateway_id: str, number: int, uses: Sequence[LimitUse], defaults: TenantLimits
 ) -> tuple[LimitShare, ...] | None:
     """Note what a gateway holds and wants, and give it what it may have: an answer for each of `uses`, and one for
-    each part that it holds while another gateway goes short. None when its lease is gone."""
-    rows = tx.connection.execute(select(g.gateway_id, g.held, g.wanted).order_by(g.gateway_id)).all()
+    each part that it holds while another gateway goes short. None when its lease is gone.
+
+    `number` grows with every message of a gateway; one that comes again, or after a later one, says nothing new."""
+    rows = tx.connection.execute(select(g.gateway_id, g.held, g.wanted, g.share_number).order_by(g.gateway_id)).all()
+    if any(row.gateway_id == gateway_id and row.share_number >= number for row in rows):
+        return ()
     held: dict[str, Parts] = {row.gateway_id: dict(row.held) for row in rows}
     wanted: dict[str, Parts] = {row.gateway_id: dict(row.wanted) for row in rows}
     if gateway_id not in held:
@@ -70,7 +75,7 @@ def share(
         if part in asked or held[gateway_id][part] > target:
             tenant, _, name = part.rpartition("/")
             shares.append(LimitShare(tenant=tenant, limit=name, granted=held[gateway_id][part], target=target))
-    values = {"held": held[gateway_id], "wanted": wanted[gateway_id]}
+    values = {"held": held[gateway_id], "wanted": wanted[gateway_id], "share_number": number}
     tx.connection.execute(update(tables.gateways).where(g.gateway_id == gateway_id).values(**values))
     return tuple(shares)
 

@@ -141,6 +141,7 @@ gateways = Table(
     Column("expires_at_s", Float, nullable=False),
     Column("held", JSON, nullable=False, server_default="{}"),
     Column("wanted", JSON, nullable=False, server_default="{}"),
+    Column("share_number", BigInteger, nullable=False, server_default="0"),
 )
 tenants = Table(
     "tenants",

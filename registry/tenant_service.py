@@ -111,13 +111,14 @@ class Tenants:
         return found
 
     def share_limits(
-        self, gateway_id: str, uses: Sequence[LimitUse], used_keys: Sequence[str] = ()
+        self, gateway_id: str, number: int, uses: Sequence[LimitUse], used_keys: Sequence[str] = ()
     ) -> tuple[LimitShare, ...] | None:
         """Take a gateway's word on what it holds and wants of shared limits, and give it its parts; None when its
-        lease is gone. `used_keys` are keys that it has seen since it last said so."""
+        lease is gone. `number` grows from 1 with its messages: of one that was overtaken by a later one only
+        `used_keys` counts, the keys that it has seen since it last said so."""
         with self._database.write() as tx:
             tenants.note_used(tx, used_keys)
-            return sharing.share(tx, gateway_id, uses, self._defaults)
+            return sharing.share(tx, gateway_id, number, uses, self._defaults)
 
 
 def check_tenant_name(name: str) -> None:

@@ -125,7 +125,7 @@ class LimitSharer(Protocol):
     """Where gateways agree on their parts of tenants' limits."""
 
     async def share_limits(
-        self, gateway_id: str, uses: Sequence[LimitUse], used_keys: Sequence[str]
+        self, gateway_id: str, number: int, uses: Sequence[LimitUse], used_keys: Sequence[str]
     ) -> Sequence[LimitShare] | None: ...
 
 
@@ -230,6 +230,8 @@ class Gateway:
         self._wall_clock = wall_clock
         self._tokenizer: BaseTokenizer | None = None
         self._applying = asyncio.Lock()
+        self._num_shares = 0
+        self._untold_keys: set[str] = set()
         self._used: set[str] = set()
 
     def __repr__(self) -> str:
@@ -325,11 +327,16 @@ class Gateway:
     async def share_limits(self, gateway_id: str, sharer: LimitSharer) -> None:
         """Say what this gateway holds and wants of tenants' limits, and which keys it has seen; take its new parts.
 
-        Raises RegistryError; the parts stay what they were.
+        Raises RegistryError; the parts stay what they were, and the keys are told again.
         """
-        uses, used_keys = self.limits.uses(), self.authenticator.take_used()
-        if uses or used_keys or self.limits.holds_any:
-            self.limits.take(await sharer.share_limits(gateway_id, uses, used_keys) or ())
+        self._untold_keys.update(self.authenticator.take_used())
+        uses, used_keys = self.limits.uses(), tuple(self._untold_keys)
+        if not (uses or used_keys or self.limits.holds_any):
+            return
+        self._num_shares += 1
+        shares = await sharer.share_limits(gateway_id, self._num_shares, uses, used_keys)
+        self._untold_keys.difference_update(used_keys)
+        self.limits.take(shares or ())
 
     def generation(self, call: Call) -> "Generation":
         """The call, ready to run."""

@@ -1,17 +1,20 @@
 """Several gateways over one registry: what they admit together is the tenant's limit."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from registry.errors import RegistryUnavailable
 from registry.service import Registry
-from registry.types import TenantLimits
+from registry.types import LimitShare, LimitUse, TenantLimits
 from router.errors import TenantLimitReached
 from router.tenant_limits import TenantGate
 from tests.registry.uploads import Clock, open_registry
+from tests.router.support import Stack
 
 LIMITS = TenantLimits(max_concurrent=10, requests_per_minute=240, tokens_per_minute=6000)
 
@@ -27,10 +30,12 @@ class Gate:
         self.door = TenantGate(lambda: self._access, shared=True, clock=clock)
         self.calls: list[ExitStack] = []
         self.admitted_at_s: list[float] = []
+        self._num_shares = 0
         registry.renew_gateway(name, 1)
 
     def share(self, *, is_lost: bool = False) -> None:
-        shares = self._registry.tenants.share_limits(self.name, self.door.uses()) or ()
+        self._num_shares += 1
+        shares = self._registry.tenants.share_limits(self.name, self._num_shares, self.door.uses()) or ()
         if not is_lost:
             self.door.take(shares)
 
@@ -125,3 +130,25 @@ def test_dead_gateway_gives_its_part_to_the_others_when_its_lease_ends(registry:
     for _ in range(10):
         alive.begin()
     assert len(alive.calls) == 10
+
+
+async def test_keys_seen_are_told_again_when_the_registry_did_not_hear_and_messages_are_numbered() -> None:
+    gateway = Stack().gateway
+    heard: list[tuple[int, tuple[str, ...]]] = []
+    seen = iter([("first",), ("second",), (), ()])
+    gateway.authenticator = SimpleNamespace(take_used=lambda: next(seen))  # type: ignore[assignment]
+
+    class Deaf:
+        async def share_limits(
+            self, gateway_id: str, number: int, uses: Sequence[LimitUse], used_keys: Sequence[str]
+        ) -> Sequence[LimitShare] | None:
+            heard.append((number, tuple(sorted(used_keys))))
+            if number == 1:
+                raise RegistryUnavailable("try later")
+            return ()
+
+    with pytest.raises(RegistryUnavailable):
+        await gateway.share_limits("g", Deaf())
+    for _ in range(2):
+        await gateway.share_limits("g", Deaf())
+    assert heard == [(1, ("first",)), (2, ("first", "second"))], "the third time there is no news"

@@ -1,5 +1,6 @@
 """Tenants, keys and quotas in the registry, and how gateways share limits."""
 
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ from registry.types import LimitUse, Scope, TenantLimits
 from tests.registry.uploads import Clock, make_base, open_registry, plain_upload
 
 BASE = make_base()
+
+NUMBERS = count(1)
+"""Of messages on limits, over all gateways."""
 
 
 @pytest.fixture
@@ -99,7 +103,7 @@ def test_last_use_is_written_lazily_and_takes_no_revision(registry: Registry, cl
     started_s = clock.now_s
     for wait_s, expected_s in ((0, 0), (30, 0), (31, 61)):
         clock.now_s += wait_s
-        registry.tenants.share_limits("g", (), (key.key_id,))
+        registry.tenants.share_limits("g", 1, (), (key.key_id,))
         assert registry.tenants.keys()[0].used_at_s == started_s + expected_s
     assert registry.changes(revision) is None
 
@@ -192,7 +196,7 @@ class Sharing(RuleBasedStateMachine):
         part = self.parts[name]
         part[0] = min(part[0], max(part[2], part[1]))
         use = LimitUse(tenant="acme", limit="max_concurrent", held=part[0], wanted=max(wanted, part[2]))
-        (share,) = self.registry.tenants.share_limits(name, (use,)) or ()
+        (share,) = self.registry.tenants.share_limits(name, next(NUMBERS), (use,)) or ()
         assert share.granted >= part[0]
         if not is_lost:
             part[0], part[1] = share.granted, share.target
@@ -215,7 +219,7 @@ def test_whole_limit_goes_where_it_is_wanted_and_back(registry: Registry) -> Non
             for name, want in wants.items():
                 held = min(parts[name])
                 use = LimitUse(tenant="acme", limit="max_concurrent", held=held, wanted=want)
-                shares = registry.tenants.share_limits(name, (use,)) or ()
+                shares = registry.tenants.share_limits(name, next(NUMBERS), (use,)) or ()
                 parts[name] = [shares[0].granted, shares[0].target]
         return {name: granted for name, (granted, _) in parts.items()}
 
@@ -226,15 +230,35 @@ def test_whole_limit_goes_where_it_is_wanted_and_back(registry: Registry) -> Non
     assert rounds({"a": 0, "b": 99}) == {"a": 1, "b": 15}
     registry.leave_gateway("a")
     assert rounds({"b": 99})["b"] == 16
-    assert registry.tenants.share_limits("gone", ()) is None
+    assert registry.tenants.share_limits("gone", 1, ()) is None
 
 
 def test_parts_of_a_limit_that_was_lifted_are_forgotten(registry: Registry) -> None:
     registry.tenants.add("acme", TenantLimits(max_concurrent=4), actor="a")
     registry.renew_gateway("g", 1)
     use = LimitUse(tenant="acme", limit="max_concurrent", held=0, wanted=1)
-    assert registry.tenants.share_limits("g", (use,)) != ()
+    assert registry.tenants.share_limits("g", 1, (use,)) != ()
     registry.tenants.set_limits("acme", TenantLimits(), actor="a")
-    assert registry.tenants.share_limits("g", ()) == ()
+    assert registry.tenants.share_limits("g", 2, ()) == ()
     with registry._database.read() as connection:
         assert connection.execute(select(tables.gateways.c.held)).scalar_one() == {}
+
+
+def test_a_message_on_limits_that_was_overtaken_or_comes_again_changes_nothing(registry: Registry) -> None:
+    registry.tenants.add("acme", TenantLimits(max_concurrent=8), actor="a")
+    key = registry.tenants.new_key("acme", (Scope.INFER,), expires_at_s=None, note="", actor="a")
+    for name in "gh":
+        registry.renew_gateway(name, 1)
+
+    def say(name: str, number: int, held: int, wanted: int, *keys: str) -> list[int]:
+        use = LimitUse(tenant="acme", limit="max_concurrent", held=held, wanted=wanted)
+        return [share.granted for share in registry.tenants.share_limits(name, number, (use,), keys) or ()]
+
+    assert say("g", 1, 0, 8) == [8]
+    assert say("g", 3, 8, 8) == [8]
+    assert say("g", 2, 1, 0, key.key.key_id) == [], "it held 1 before it held 8"
+    assert say("g", 3, 0, 0) == []
+    assert say("h", 1, 0, 8) == [0], "all of the limit is held"
+    assert registry.tenants.keys("acme")[0].used_at_s is not None
+    assert say("g", 4, 2, 2) == [2]
+    assert say("h", 2, 0, 6) == [6]
