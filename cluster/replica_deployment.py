@@ -21,7 +21,7 @@ from cluster.serve_calls import MemberLost
 from registry.errors import JoinRefused, RegistryError
 from replica.config import ReplicaConfig
 from replica.errors import EngineDead
-from replica.messages import GenerateRequest, ReplicaStatus
+from replica.messages import GenerateRequest, ReplicaStatus, SlotView
 
 if TYPE_CHECKING:
     from replica.replica import Replica
@@ -122,6 +122,11 @@ class ReplicaDeployment:
     async def metrics(self, replica_id: str) -> bytes:
         self._check_target(replica_id)
         return await asyncio.to_thread(self._replica.metrics)
+
+    async def slots(self, replica_id: str) -> tuple[SlotView, ...]:
+        """Who sits in which adapter slot at this moment."""
+        self._check_target(replica_id)
+        return self._replica.slots()
 
     async def status(self, replica_id: str) -> ReplicaStatus:
         self._check_target(replica_id)

@@ -19,7 +19,7 @@ from replica.errors import AdapterWithdrawn, EngineDead, ReplicaDraining, Unknow
 from replica.limits import RequestLimits
 from replica.memory_plan import asked_kv_blocks
 from replica.memory_profile import CudaMemory, DeviceMemory, fit_kv_blocks
-from replica.messages import GenerateRequest, ReplicaStatus, TokenChunk
+from replica.messages import GenerateRequest, ReplicaStatus, SlotView, TokenChunk
 from replica.metrics import ReplicaMetrics
 from replica.model.base_model import BaseModel
 from replica.model.batch import Site
@@ -252,6 +252,10 @@ class Replica:
     def resident(self) -> tuple[str, ...]:
         """The digests that are in a slot at this moment."""
         return self._cache.stats().resident
+
+    def slots(self) -> tuple[SlotView, ...]:
+        """Who sits in which adapter slot at this moment; none before `load`."""
+        return () if self._engine is None else self._cache.slots()
 
     def status(self) -> ReplicaStatus:
         """What the replica holds and does at this moment."""

@@ -41,7 +41,7 @@ from registry.types import (
     VersionState,
     VersionStates,
 )
-from replica.messages import GenerateRequest, TokenChunk
+from replica.messages import GenerateRequest, SlotView, TokenChunk
 from router.admission import Admission
 from router.auth import Authenticator, OpenAuthenticator
 from router.calls import Binding, Call, CallBuilder
@@ -80,6 +80,10 @@ class Fleet(Protocol):
 
     async def metrics_of(self, replica_id: str) -> bytes | None:
         """One replica's Prometheus text; None when it does not answer."""
+        ...
+
+    async def slots(self) -> Mapping[str, Sequence[SlotView]]:
+        """Replica id -> its adapter slots; replicas that do not answer are left out."""
         ...
 
     async def prefetch(self, replica_id: str, digest: str) -> None:
@@ -384,6 +388,10 @@ class Gateway:
             return {REGISTRY_INSTANCE: await self.registry.metrics()}
         except RegistryError:
             return {}
+
+    async def slots(self) -> Mapping[str, Sequence[SlotView]]:
+        """Replica id -> who sits in which of its slots; replicas that do not answer are left out."""
+        return await self._fleet.slots()
 
     def check_integrity(self) -> None:
         """Assert that every place on a replica belongs to an admitted prompt."""

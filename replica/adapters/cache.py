@@ -28,6 +28,7 @@ from replica.adapters.slots import SlotArena
 from replica.adapters.stats import SOURCES, CacheStats, LoadObserver, LoadTimes
 from replica.config import AdapterCacheConfig
 from replica.errors import ReplicaError
+from replica.messages import SlotView
 from replica.model.batch import LoraPair, Site
 
 READ_THREADS = 8
@@ -104,8 +105,8 @@ class Workers:
 
 
 class AdapterCache:
-    """Slots over host cache over node store. `prefetch`, `warm`, `forget`, `stats` and `check_fits` are safe from any
-    thread; everything else belongs to the step thread, and `poll` to the moment between two steps."""
+    """Slots over host cache over node store. `prefetch`, `warm`, `forget`, `stats`, `slots` and `check_fits` are
+    safe from any thread; everything else belongs to the step thread, and `poll` to the moment between two steps."""
 
     def __init__(
         self,
@@ -274,6 +275,10 @@ class AdapterCache:
     def _notify(self) -> None:
         for callback in self._callbacks:
             callback()
+
+    def slots(self) -> tuple[SlotView, ...]:
+        """Who sits in which slot at this moment. Safe from any thread."""
+        return self._residents.views(self._misses.copying)
 
     def stats(self) -> CacheStats:
         """Counts of this moment."""

@@ -34,6 +34,8 @@ class MissPath:
         self._drain_after_s = drain_after_s
         self.waiters = WaiterQueue()
         self.loads: Counter[str] = Counter()
+        self.copying: dict[int, str] = {}
+        """Slot -> the digest that is being copied into it."""
 
     def join(self, digest: str, claim: Claim) -> None:
         """Wait for an adapter; its load starts now if nobody waits for it yet. Raises as `ImageLoader.check` does."""
@@ -141,11 +143,13 @@ class MissPath:
         if self.waiters.holder is waiter:
             self.waiters.holder = None
         self.loads[copy.source] += 1
+        self.copying[copy.slot] = waiter.digest
         self._times.observe("wait", copy.started_s - waiter.in_hand_s, copy.source)
         self._copies.submit(copy, self._residents.arena.start(copy.slot))
 
     def _on_copied(self, copy: SlotCopy) -> None:
         waiter, now_s = copy.waiter, self._clock()
+        del self.copying[copy.slot]
         if copy.pairs is None:
             assert copy.error is not None
             self._residents.arena.free(copy.slot)
@@ -166,4 +170,4 @@ class MissPath:
         """Nobody waits for nothing, and every loading slot has its copy."""
         assert all(one.claims or one.state is WaiterState.COPYING for one in self.waiters), list(self.waiters)
         copying = sum(one.state is WaiterState.COPYING for one in self.waiters)
-        assert copying == self._residents.num_in_state()["loading"], list(self.waiters)
+        assert copying == len(self.copying) == self._residents.num_in_state()["loading"], list(self.waiters)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from replica.adapters.eviction import GreedyDualPolicy
 from replica.adapters.slots import SlotArena, SlotState
 from replica.adapters.weights import ImageLayout
+from replica.messages import SlotView
 from replica.model.batch import LoraPair
 
 
@@ -125,6 +126,17 @@ class Residents:
         self._reserved = False
         for resident in self._by_digest.values():
             resident.closed = False
+
+    def views(self, loading: Mapping[int, str]) -> tuple[SlotView, ...]:
+        """Every slot by index; `loading` names the adapters of those that are being filled. Safe from any thread."""
+        owners = {resident.slot: resident for resident in (*tuple(self._by_digest.values()), *tuple(self._leaving))}
+        return tuple(self._view(slot, owners.get(slot), loading.get(slot)) for slot in range(self.arena.num_slots))
+
+    def _view(self, slot: int, owner: Resident | None, loading: str | None) -> SlotView:
+        if owner is not None:
+            return SlotView("pinned" if owner.num_pins else "resident", owner.digest, owner.num_pins)
+        is_loading = self.arena.state(slot) is SlotState.LOADING
+        return SlotView("loading", loading) if is_loading else SlotView("free")
 
     def num_in_state(self) -> dict[str, int]:
         """How many slots are free, loading, resident (unpinned) and pinned."""

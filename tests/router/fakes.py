@@ -29,7 +29,7 @@ from registry.types import (
     VersionState,
     VersionStates,
 )
-from replica.messages import GenerateRequest, TokenChunk
+from replica.messages import GenerateRequest, SlotView, TokenChunk
 
 Message = Sequence[TokenChunk]
 Script = Callable[[str, GenerateRequest], Sequence[Message | Exception]]
@@ -50,6 +50,7 @@ class FakeFleet:
         self.hang = False
         self.num_open = 0
         self.texts: dict[str, bytes] = {}
+        self.slot_views: dict[str, Sequence[SlotView]] = {}
 
     async def generate(self, replica_id: str, request: GenerateRequest) -> AsyncIterator[Message]:
         self.requests.append((replica_id, request))
@@ -77,6 +78,9 @@ class FakeFleet:
 
     async def metrics(self) -> Mapping[str, bytes]:
         return self.texts
+
+    async def slots(self) -> Mapping[str, Sequence[SlotView]]:
+        return self.slot_views
 
     async def metrics_of(self, replica_id: str) -> bytes | None:
         return self.texts.get(replica_id)
