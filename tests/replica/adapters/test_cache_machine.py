@@ -4,6 +4,7 @@ The load threads are replaced by a list of tasks that the machine runs one at a 
 """
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,6 +171,7 @@ class CacheMachine(RuleBasedStateMachine):
         if hasattr(self, "cache"):
             self.cache.check_integrity()
             assert set(self.leases) == self.cache._leases
+            assert Counter(slot.use for slot in self.cache.slots()) == +Counter(self.cache.stats().slots_by_state)
 
     def teardown(self) -> None:
         """Every waiter gets an answer once those before it are done, and at the end nothing is pinned."""

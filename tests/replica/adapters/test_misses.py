@@ -11,6 +11,7 @@ from replica.adapters.node_store import NodeStore
 from replica.adapters.waiters import WaiterState
 from replica.adapters.weights import plan_layout
 from replica.config import MIB, AdapterCacheConfig
+from replica.messages import SlotView
 from tests.replica.adapters.by_hand import Tasks
 from tests.replica.adapters.made import SITES, DictSource, assert_holds, make_adapter
 
@@ -117,6 +118,23 @@ def test_withdrawn_during_its_copy_becomes_resident_unpinned(two_slots: ByHand) 
     hit = cache.acquire(ADAPTERS[0].digest)
     assert_holds(hit.pairs, ADAPTERS[0])
     hit.release()
+
+
+def test_slots_tell_who_is_on_the_way_in_and_who_keeps_them(two_slots: ByHand) -> None:
+    cache, digest = two_slots.cache, ADAPTERS[0].digest
+    assert cache.slots() == (SlotView("free"), SlotView("free"))
+    lease = cache.acquire(digest)
+    two_slots.run(two_slots.reads)
+    assert cache.slots() == (SlotView("loading", digest), SlotView("free"))
+    two_slots.run(two_slots.copies)
+    again = cache.acquire(digest)
+    assert cache.slots()[0] == SlotView("pinned", digest, 2)
+    cache.forget(digest)
+    again.release()
+    cache.poll()
+    assert cache.slots()[0] == SlotView("pinned", digest, 1), "forgotten, but still in use"
+    lease.release()
+    assert cache.slots() == (SlotView("free"), SlotView("free"))
 
 
 def test_victim_stays_until_the_new_bytes_are_in_hand(one_slot: ByHand) -> None:
