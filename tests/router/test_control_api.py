@@ -416,7 +416,7 @@ async def test_every_route_that_is_not_public_checks_the_key_first() -> None:
     http = httpx.AsyncClient(transport=httpx.ASGITransport(app=create_app(stack.gateway)), base_url="http://g")
     for method, path, scope in sorted(ROUTES, key=str):
         filled = path.replace(":path", "").format(
-            name="x", model="x", number="1", alias="live", activation_id="1", tenant="t", key_id="0" * 12
+            name="x", model="x", number="1", alias="live", activation_id="1", tenant="t", key_id="0" * 12, file="app.js"
         )
         for key, refusal in (("Bearer wrong", 401), ("Bearer none", 403)):
             response = await http.request(method, filled, headers={"authorization": key})

@@ -120,7 +120,7 @@ async def test_wrong_key_gets_in_nowhere_and_is_not_repeated(stack: Stack, kind:
         path = route.path.replace("{name:path}", "x").replace("{model:path}", "x")  # type: ignore[attr-defined]
         path = path.replace("{", "").replace("}", "")
         for method in route.methods:  # type: ignore[attr-defined]
-            if path in ("/health", "/ready"):
+            if path in ("/health", "/ready") or path.startswith("/dashboard"):
                 continue
             response = await stack.http.request(method, path, headers={"authorization": sent.encode("latin-1")})
             assert response.status_code == 401, (method, path)
