@@ -5,7 +5,8 @@
 so that the grid has a fixed size whatever the step turns out to be. They run beside the base product, which leaves them
 few multiprocessors, so what counts is how many bytes each has on the way. The shrink uses the matrix units whatever the
 number of rows, as that takes few registers; the expand sums products where a tile has few rows (decode, each another
-tenant). Each value is summed in one order: no atomics, and results do not depend on timing. What is computed is that of Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).
+tenant). Each value is summed in one order: no atomics, and results do not depend on timing. What is computed is that of
+Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).
 """
 
 # Triton kernels are traced: types are those of tensors on the device.

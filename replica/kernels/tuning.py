@@ -55,8 +55,8 @@ def shrink_config(rows: RowsView, num_projections: int, in_features: int, num_pr
 def expand_config(num_rows: int, num_processors: int) -> ExpandConfig:
     """Few registers a thread in steps of few rows, so that many programs share the processors that the base leaves."""
     if num_rows > MAX_DECODE_ROWS:
-        return ExpandConfig(256, 8 * num_processors, 4)
-    return ExpandConfig(256, 8 * num_processors, 4, max_registers=128)
+        return ExpandConfig(256, 4 * num_processors, 4)
+    return ExpandConfig(256, 4 * num_processors, 4, max_registers=128)
 
 
 def product_config(num_rows: int, num_out: int, num_processors: int) -> ProductConfig | None:

@@ -47,7 +47,7 @@ class GpuBase:
 
 
 def packed(base: GpuBase) -> PackedRunner:
-    return PackedRunner(base, num_blocks=4096)  # type: ignore[arg-type]
+    return PackedRunner(base, num_blocks=4608)  # type: ignore[arg-type]
 
 
 def greedy(
