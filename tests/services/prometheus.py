@@ -48,8 +48,8 @@ def hastened(rules: str) -> str:
 class Prometheus:
     """Asks the running server."""
 
-    def __init__(self, url: str) -> None:
-        self._client = httpx.AsyncClient(base_url=url, timeout=10)
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
 
     async def query(self, expr: str) -> list[tuple[Mapping[str, str], float]]:
         """Labels and value of every series now. Raises AssertionError with Prometheus' own word."""
@@ -100,12 +100,13 @@ def server_process(
 async def prometheus(folder: Path, scrape_configs: list[dict[str, Any]]) -> AsyncIterator[Prometheus]:
     """A Prometheus that scrapes every second, with our rules hastened."""
     with server_process(folder, scrape_configs) as (server, port):
-        asking = Prometheus(f"http://127.0.0.1:{port}")
-        async with asyncio.timeout(START_S):
-            while not await asking.is_ready():
-                assert server.poll() is None, (folder / "log").read_text()
-                await asyncio.sleep(0.1)
-        yield asking
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+            asking = Prometheus(client)
+            async with asyncio.timeout(START_S):
+                while not await asking.is_ready():
+                    assert server.poll() is None, (folder / "log").read_text()
+                    await asyncio.sleep(0.1)
+            yield asking
 
 
 @asynccontextmanager

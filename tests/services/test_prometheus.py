@@ -220,15 +220,20 @@ def a_replica_that_does_not_follow(scene: Scene) -> Iterator[None]:
         await asyncio.sleep(0.1)
         return await watch(self, *args)
 
-    with patch.object(Member, "_apply", deaf), patch.object(LocalRegistry, "watch", unhurried):
-        with pushed(scene, "late"):
-            yield
+    deafened = patch.object(Member, "_apply", deaf)
+    with deafened, patch.object(LocalRegistry, "watch", unhurried), pushed(scene, "late"):
+        yield
 
 
 @contextmanager
 def pushed(scene: Scene, name: str) -> Iterator[None]:
-    """A new version is pushed meanwhile."""
-    pushing = asyncio.create_task(scene.push(name))
+    """A new version is pushed meanwhile, once the watches that were under way have ended."""
+
+    async def later() -> None:
+        await asyncio.sleep(1.5)
+        await scene.push(name)
+
+    pushing = asyncio.create_task(later())
     yield
     pushing.result()
 
@@ -238,9 +243,8 @@ def a_replica_that_cannot_stage(scene: Scene) -> Iterator[None]:
     async def refuse(self: Replica, manifest: Any) -> None:
         raise AdapterUnavailable("the disk is full")
 
-    with patch.object(Replica, "stage", refuse):
-        with pushed(scene, "unwelcome"):
-            yield
+    with patch.object(Replica, "stage", refuse), pushed(scene, "unwelcome"):
+        yield
 
 
 @contextmanager
