@@ -8,7 +8,7 @@ from typing import Annotated, cast
 
 import typer
 
-from cluster.console import lifecycle, plan, tenants, vault, views
+from cluster.console import lifecycle, plan, tenants, usage, vault, views
 from cluster.console import push as pushing
 from cluster.console.doctor import Verdict, examine
 from cluster.console.errors import Refused, WrongUsage
@@ -228,7 +228,13 @@ def wait_until_ready(session: Session, timeout: TimeoutOption = 300.0) -> None:
             session.output.line(line)
 
 
-for name, function in {**lifecycle.COMMANDS, **vault.COMMANDS, **plan.COMMANDS, **tenants.COMMANDS}.items():
+for name, function in {
+    **lifecycle.COMMANDS,
+    **vault.COMMANDS,
+    **plan.COMMANDS,
+    **tenants.COMMANDS,
+    **usage.COMMANDS,
+}.items():
     app.command(name)(command(function))
 for group, help_text, commands in tenants.GROUPS:
     subcommands = typer.Typer(help=help_text, no_args_is_help=True)

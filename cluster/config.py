@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from registry.config import RegistryConfig
 from replica.config import ReplicaConfig
 from router.config import RouterConfig
+from telemetry.logs import LogConfig
+from telemetry.traces import TraceConfig, TracesUnavailable, check_available
 
 ENV_PREFIX = "LORAFLEET_"
 REGISTRY_SECTION = "registry"
@@ -82,6 +84,8 @@ class FleetConfig(BaseModel):
     """Tokens of running streams cross to the gateway at most this often; first tokens and ends go at once."""
     channel_linger_s: float = Field(default=2.0, gt=0)
     """How long a gateway's token channel stays open with nothing in flight; a drain waits that long."""
+    logs: LogConfig = LogConfig()
+    traces: TraceConfig = TraceConfig()
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -91,7 +95,12 @@ def load_fleet(args: Mapping[str, Any], environ: Mapping[str, str] | None = None
     """The fleet's configuration from YAML `args` and the environment. Raises ConfigError, one line per mistake."""
     overrides = environment_overrides(os.environ if environ is None else environ)
     overrides.pop(REGISTRY_SECTION, None)
-    return validate(FleetConfig, merge(dict(args), overrides))
+    config = validate(FleetConfig, merge(dict(args), overrides))
+    try:
+        check_available(config.traces)
+    except TracesUnavailable as error:
+        raise ConfigError(str(error)) from error
+    return config
 
 
 def load_registry(args: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> RegistryConfig:

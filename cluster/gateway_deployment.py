@@ -12,11 +12,16 @@ from cluster.config import FleetConfig
 from cluster.doors import authenticator, serve_host
 from cluster.registry_client import ServeRegistry
 from cluster.serve_fleet import ServeFleet
+from cluster.usage_teller import tell_forever, tell_last
 from registry.catalog import Catalog
 from registry.errors import RegistryError
 from registry.types import CatalogDelta
+from registry.usage_ledger import UsageLedger
 from router.app import create_app
 from router.gateway import Gateway
+from router.journal import Journal
+from telemetry.logs import set_up
+from telemetry.traces import open_tracer
 
 logger = logging.getLogger("lorafleet.gateway")
 RETRY_S = 0.5
@@ -37,6 +42,9 @@ class GatewayDeployment:
             replicas, self._gateway_id, silence_s=placement.silence_s, probe_timeout_s=placement.probe_timeout_s
         )
         self._catalog = Catalog(base_names)
+        set_up(config.logs, role="gateway", member=self._gateway_id)
+        self._tracer = open_tracer(config.traces, role="gateway", member=self._gateway_id)
+        self._journal = Journal(UsageLedger(self._gateway_id), self._tracer)
         router = config.router.model_copy(update={"instance": f"{config.router.instance}-{self._gateway_id}"})
         self._gateway = Gateway(
             router,
@@ -45,11 +53,13 @@ class GatewayDeployment:
             self._registry,
             authenticator=authenticator(router, self._catalog, serve_host()),
             shares_limits=True,
+            journal=self._journal,
         )
         loop = asyncio.get_running_loop()
         self._following = loop.create_task(self._follow())
         self._pulsing = loop.create_task(self._pulse())
         self._sharing = loop.create_task(self._share_limits())
+        self._telling = loop.create_task(tell_forever(self._journal.ledger, self._registry))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_app(self._gateway)
@@ -117,7 +127,10 @@ class GatewayDeployment:
         self._following.cancel()
         self._pulsing.cancel()
         self._sharing.cancel()
+        self._telling.cancel()
+        await tell_last(self._journal.ledger, self._registry)
         try:
             await self._registry.leave_gateway(self._gateway_id)
         except RegistryError as error:
             logger.warning("could not leave: %s", error.message)
+        await asyncio.to_thread(self._tracer.close)

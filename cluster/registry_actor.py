@@ -47,6 +47,7 @@ from registry.types import (
 )
 from registry.usage_records import UsageBatch, UsageGroup, UsageReport
 from registry.watch import Watch
+from telemetry.logs import set_up
 
 logger = logging.getLogger("lorafleet.registry")
 Result = TypeVar("Result")
@@ -57,6 +58,7 @@ class RegistryActor:
     """Serves members (replicas, gateways) and the control API. All methods may be repeated after a lost answer."""
 
     def __init__(self, config: RegistryConfig, tick_s: float = 0.25) -> None:
+        set_up(config.logs, role="registry", member="registry")
         self._config = config
         self._registry = Registry.open(config)
         self._watch = Watch(self._registry)
@@ -328,9 +330,7 @@ class RegistryActor:
     async def usage(
         self, from_s: int | None, to_s: int | None, tenant: str | None, group_by: tuple[UsageGroup, ...]
     ) -> UsageReport:
-        return await self._run(
-            self._registry.usage.report, from_s=from_s, to_s=to_s, tenant=tenant, group_by=group_by
-        )
+        return await self._run(self._registry.usage.report, from_s=from_s, to_s=to_s, tenant=tenant, group_by=group_by)
 
     async def audit(self, after: int, limit: int) -> AuditPage:
         return await self._run(self._registry.audit, after, limit)

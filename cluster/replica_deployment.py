@@ -6,6 +6,8 @@ The engine is imported when a replica starts, so that no other process of the fl
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +19,16 @@ from cluster.config import FleetConfig
 from cluster.load_report import LoadReport
 from cluster.member import Member, pulse_of
 from cluster.registry_client import ServeRegistry
+from cluster.replica_journal import ReplicaJournal
 from cluster.serve_calls import MemberLost
+from cluster.usage_teller import tell_forever, tell_last
 from registry.errors import JoinRefused, RegistryError
+from registry.usage_ledger import UsageLedger
 from replica.config import ReplicaConfig
 from replica.errors import EngineDead
 from replica.messages import GenerateRequest, ReplicaStatus, SlotView
+from telemetry.logs import set_up
+from telemetry.traces import open_tracer
 
 if TYPE_CHECKING:
     from replica.replica import Replica
@@ -60,7 +67,13 @@ class ReplicaDeployment:
         self._loop = asyncio.get_running_loop()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         registry = ServeRegistry(serve.get_deployment_handle("RegistryActor", app_name=config.registry_app))
+        set_up(config.logs, role="replica", member=self._replica_id)
+        self._registry = registry
+        self._ledger = UsageLedger(self._replica_id)
+        self._tracer = open_tracer(config.traces, role="replica", member=self._replica_id)
+        journal = ReplicaJournal(self._replica_id, self._ledger, self._tracer)
         self._replica = replica_factory(config.replica, RegistrySource(registry, self._loop))
+        self._replica.report_to(partial(self._on_loop, journal.ended))
         spec = self._replica.load()
         self._outboxes: dict[str, Outbox] = {}
         self._member = Member(
@@ -78,6 +91,12 @@ class ReplicaDeployment:
         self._replica.watch(self._member.readings)
         self._load_report = LoadReport()
         self._following = self._loop.create_task(self._member.run())
+        self._telling = self._loop.create_task(tell_forever(self._ledger, registry))
+
+    def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
+        """From the step thread; a loop that has ended takes nothing more."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *args)
 
     def check_health(self) -> None:
         """Serve replaces a replica whose step loop died or hangs, and shows why the fleet refuses a base."""
@@ -146,8 +165,11 @@ class ReplicaDeployment:
 
     async def __del__(self) -> None:
         self._following.cancel()
+        self._telling.cancel()
         await self._member.leave()
         await asyncio.to_thread(self._replica.close)  # load threads may wait for this very loop
+        await tell_last(self._ledger, self._registry)
+        await asyncio.to_thread(self._tracer.close)
 
     def _check_target(self, replica_id: str) -> None:
         if replica_id != self._replica_id:

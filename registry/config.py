@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from registry.source_urls import check_root
 from registry.types import EVERYBODY, TemplateRules, TenantLimits
+from telemetry.logs import LogConfig
 
 MIB = 1024 * 1024
 
@@ -70,6 +71,7 @@ class RegistryConfig(BaseModel):
     """Who besides its owner may call an adapter that nobody has said anything about: nobody, or everybody."""
     tenant_defaults: TenantLimits = TenantLimits(weight=1.0)
     """The limits of a tenant that has none of its own."""
+    logs: LogConfig = LogConfig()
 
     @field_validator("database_url")
     @classmethod

@@ -4,6 +4,7 @@ Writers are serialised by that row (on SQLite by BEGIN IMMEDIATE), so revisions 
 on one database never disagree.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from registry.errors import RegistryUnavailable
 from registry.tables import adapters, events, meta
 from registry.types import Event
 
+logger = logging.getLogger(__name__)
 CREATE_ATTEMPTS = 50
 
 
@@ -29,6 +31,8 @@ class Transaction:
         self.now_s = now_s
         self.revision = revision
         self._audit_hash = audit_hash
+        self.entries: list[Event] = []
+        """What was recorded so far."""
 
     def record(
         self,
@@ -53,6 +57,7 @@ class Transaction:
             detail=detail,
         )
         self._audit_hash = entry_hash(self._audit_hash, entry)
+        self.entries.append(entry)
         self.connection.execute(update(meta).values(revision=self.revision, audit_hash=self._audit_hash))
         self.connection.execute(insert(events).values(**entry.model_dump(), hash=self._audit_hash))
         if name is not None:
@@ -91,7 +96,10 @@ class Database:
         with self._connected() as connection, connection.begin():
             query = select(meta.c.revision, meta.c.audit_hash).with_for_update()
             row = connection.execute(query).one()
-            yield Transaction(connection, self._clock(), row.revision, row.audit_hash)
+            tx = Transaction(connection, self._clock(), row.revision, row.audit_hash)
+            yield tx
+        for entry in tx.entries:
+            _log(entry)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -130,6 +138,13 @@ class Database:
                 return
         with self._connected() as connection, connection.begin():
             schema.upgrade(connection)
+
+
+def _log(entry: Event) -> None:
+    """A change that was committed, as a line in the log."""
+    digest = None if entry.digest is None else entry.digest[:12]
+    fields = {"revision": entry.revision, "adapter": entry.name, "version": entry.number, "digest": digest}
+    logger.info(entry.kind, extra={"fields": {**fields, "actor": entry.actor, **entry.detail}})
 
 
 def _sqlite_engine(url: str, busy_timeout_s: float) -> Engine:

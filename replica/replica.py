@@ -64,7 +64,7 @@ class Model(StepModel, Protocol):
 
 
 class Replica:
-    """Token ids in, token ids out. `load` comes first; then any thread may call anything but `load`."""
+    """Token ids in, token ids out. After `load` any thread may call anything but `load` and `report_to`."""
 
     spec: BaseSpec
     tokenizer_json: bytes
@@ -79,13 +79,12 @@ class Replica:
         stall_s: float = STALL_S,
         device_memory: Callable[[torch.device], DeviceMemory | None] | None = None,
         metrics: ReplicaMetrics | None = None,
-        on_ended: OnEnded | None = None,
     ) -> None:
         self._config = config
         self._on_fatal = on_fatal
         self._model_loader = model_loader
         self._stall_s = stall_s
-        self._on_ended = on_ended
+        self._on_ended: OnEnded | None = None
         self._device_memory = device_memory or cuda_memory
         self._store = NodeStore(config.adapters.node_store, source, config.adapters.node_store_bytes)
         self._metrics = metrics or ReplicaMetrics(config.metrics)
@@ -95,6 +94,10 @@ class Replica:
 
     def __repr__(self) -> str:
         return f"Replica({self._config.model.base}, {self._engine})"
+
+    def report_to(self, on_ended: OnEnded) -> None:
+        """Have every request that ends reported, from the step thread; before `load`."""
+        self._on_ended = on_ended
 
     def load(self) -> BaseSpec:
         """Load the base, allocate KV cache and adapter arena, start the step loop; blocks.

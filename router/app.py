@@ -24,6 +24,7 @@ from router.openai_api import OpenAiApi
 from router.operations_api import OperationsApi
 from router.tenant_api import TenantApi
 from router.upload_api import UploadApi
+from router.usage_api import UsageApi
 from router.vllm_api import VllmApi
 
 Handler = Callable[[Request, Principal], Awaitable[Response]]
@@ -38,6 +39,8 @@ class Endpoint:
     path: str
     handler: Handler
     scope: Scope | None
+    or_admin: bool = False
+    """Whether an admin's key will do without the scope."""
 
 
 def endpoints(gateway: Gateway) -> list[Endpoint]:
@@ -80,16 +83,17 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
         Endpoint("DELETE", adapter, control.retire_adapter, Scope.UPLOAD),
         Endpoint("GET", "/v1/replicas", control.replicas, Scope.ADMIN),
         Endpoint("GET", "/v1/events", control.events, Scope.ADMIN),
+        Endpoint("GET", "/v1/usage", UsageApi(gateway).usage, Scope.INFER, or_admin=True),
         Endpoint("GET", "/v1/audit", life.audit, Scope.ADMIN),
         Endpoint("POST", "/v1/gc", life.collect, Scope.ADMIN),
         Endpoint("GET", "/v1/activations/{activation_id}", control.activation, Scope.UPLOAD),
         Endpoint("GET", "/health", operations.health, None),
         Endpoint("GET", "/ready", operations.ready, None),
         Endpoint("GET", "/metrics", operations.metrics, Scope.METRICS),
+        Endpoint("GET", "/metrics/targets", operations.targets, Scope.METRICS),
         Endpoint("GET", "/v1/fleet", fleet.fleet, Scope.METRICS),
         Endpoint("GET", "/dashboard", fleet.page, None),
         Endpoint("GET", "/dashboard/{file}", fleet.file, None),
-        Endpoint("GET", "/metrics/targets", operations.targets, Scope.METRICS),
     ]
 
 
@@ -130,7 +134,8 @@ def guarded(endpoint: Endpoint, authenticator: Authenticator) -> Callable[[Reque
         if endpoint.scope is None:
             return await endpoint.handler(request, NOBODY)
         caller = await authenticator.authenticate(request.headers)
-        caller.require(endpoint.scope)
+        request.state.tenant = caller.tenant
+        caller.require(endpoint.scope, or_admin=endpoint.or_admin)
         return await endpoint.handler(request, caller)
 
     handle.declared_scope = endpoint.scope  # type: ignore[attr-defined]
@@ -140,6 +145,9 @@ def guarded(endpoint: Endpoint, authenticator: Authenticator) -> Callable[[Reque
 def _add_error_handlers(app: FastAPI, gateway: Gateway) -> None:
     async def known(request: Request, error: Exception) -> Response:
         gateway.metrics.answered_error(error_code(error))
+        if not getattr(request.state, "is_in_journal", False):
+            route = str(getattr(request.scope.get("route"), "path", "unknown"))
+            gateway.journal.refused(request.state.request_id, getattr(request.state, "tenant", None), route, error)
         return JSONResponse(error_body(error), http_face(error).status, headers_of(error))
 
     async def no_route(request: Request, error: Exception) -> Response:

@@ -21,9 +21,9 @@ class Principal:
     tenant: str
     scopes: frozenset[Scope]
 
-    def require(self, scope: Scope) -> None:
-        """Raise PermissionDenied unless the caller has `scope`."""
-        if scope not in self.scopes and not (scope is Scope.METRICS and self.is_admin):
+    def require(self, scope: Scope, *, or_admin: bool = False) -> None:
+        """Raise PermissionDenied unless the caller has `scope`, or with `or_admin` that of an admin."""
+        if scope not in self.scopes and not (self.is_admin and (or_admin or scope is Scope.METRICS)):
             raise PermissionDenied(f"this key lacks the scope `{scope}`")
 
     @property

@@ -1,5 +1,6 @@
 """One request on its way to a replica: placed, tried elsewhere while nothing was answered, aborted when closed."""
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -7,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from replica.errors import EngineDead, Overloaded, ReplicaDraining, UnknownAdapter
 from replica.messages import GenerateRequest, TokenChunk
-from router.errors import NoReplica, ReplicaGone
+from router.errors import NoReplica, ReplicaGone, error_code
 from router.placement import Placement
 
 RETRYABLE = (ReplicaGone, ReplicaDraining, EngineDead, Overloaded, UnknownAdapter)
@@ -17,6 +18,7 @@ LEAVING = (ReplicaGone, ReplicaDraining, EngineDead)
 """Errors that say the replica will not be back soon."""
 
 Item = TypeVar("Item")
+logger = logging.getLogger(__name__)
 
 
 class Interrupted(Exception):
@@ -71,6 +73,11 @@ class Dispatch:
         self._tried: dict[str, Exception] = {}
         self._replica_id: str | None = None
 
+    @property
+    def replica_id(self) -> str | None:
+        """The replica that was asked last."""
+        return self._replica_id
+
     async def chunks(self) -> AsyncIterator[Sequence[TokenChunk]]:
         """Messages of the replica, in order; closing the iterator aborts the request there.
 
@@ -115,6 +122,8 @@ class Dispatch:
 
     def _failed(self, replica_id: str, error: Exception) -> None:
         self._tried[replica_id] = error
+        fields = {"request_id": self._request.origin.request_id, "replica": replica_id, "code": error_code(error)}
+        logger.info("replica refused or failed", extra={"fields": fields})
         if isinstance(error, LEAVING):
             self._placement.suspect(replica_id)
 

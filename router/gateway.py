@@ -41,7 +41,9 @@ from registry.types import (
     VersionState,
     VersionStates,
 )
-from replica.messages import GenerateRequest, SlotView, TokenChunk
+from registry.usage_ledger import UsageLedger
+from registry.usage_records import UsageGroup, UsageReport
+from replica.messages import UNKNOWN_ORIGIN, GenerateRequest, Origin, SlotView, TokenChunk
 from router.admission import Admission
 from router.auth import Authenticator, OpenAuthenticator
 from router.calls import Binding, Call, CallBuilder
@@ -51,6 +53,7 @@ from router.dispatch import Dispatch
 from router.errors import MemberNotFound, ReplicaGone
 from router.exposition import merge_expositions
 from router.gateway_readings import GatewayReadings, versions_in_service
+from router.journal import Arrival, Journal
 from router.merge import merge
 from router.metrics import GatewayMetrics
 from router.output_history import OutputHistory
@@ -59,7 +62,6 @@ from router.prompt_run import PromptRun
 from router.schemas import ChatBody, CompletionBody, GenerationBody
 from router.tenant_limits import Charge, TenantGate
 from router.tokenizer import BaseTokenizer
-
 
 REGISTRY_INSTANCE = "registry"
 
@@ -186,6 +188,12 @@ class RegistryClient(TenantClient, Protocol):
 
     async def audit(self, after: int, limit: int) -> AuditPage: ...
 
+    async def usage(
+        self, *, from_s: int | None, to_s: int | None, tenant: str | None, group_by: Sequence[UsageGroup]
+    ) -> UsageReport:
+        """Sums of use over the hours that begin in [from_s, to_s), of one tenant or all."""
+        ...
+
     async def activation(self, activation_id: int) -> Activation: ...
 
     async def wait_activation(self, activation_id: int, timeout_s: float) -> Activation: ...
@@ -214,6 +222,7 @@ class Gateway:
         authenticator: Authenticator | None = None,
         shares_limits: bool = False,
         metrics: GatewayMetrics | None = None,
+        journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -230,6 +239,7 @@ class Gateway:
         )
         self.outputs = OutputHistory()
         self._builder = CallBuilder(config.requests)
+        self.journal = journal or Journal(UsageLedger(config.instance, wall_clock), clock=clock, wall_clock=wall_clock)
         self._fleet = fleet
         self._wall_clock = wall_clock
         self._tokenizer: BaseTokenizer | None = None
@@ -342,16 +352,16 @@ class Gateway:
         self._untold_keys.difference_update(used_keys)
         self.limits.take(shares or ())
 
-    def generation(self, call: Call) -> "Generation":
-        """The call, ready to run."""
-        return Generation(call, self)
+    def generation(self, call: Call, arrival: Arrival | None = None) -> "Generation":
+        """The call, ready to run. `arrival` is the request it came with."""
+        return Generation(call, self, arrival or self.journal.arrival(call.call_id))
 
-    def dispatch(self, call: Call, number: int) -> Dispatch:
-        """Prompt `number` of the call, on its way to a replica."""
+    def dispatch(self, call: Call, number: int, origin: Origin = UNKNOWN_ORIGIN) -> Dispatch:
+        """Prompt `number` of the call, on its way to a replica, which is told its `origin`."""
         return Dispatch(
             self.placement,
             self._fleet,
-            call.request(number),
+            replace(call.request(number), origin=origin),
             call.resolution.adapter,
             self.config.placement.max_tries,
             is_whole=call.is_whole,
@@ -412,9 +422,10 @@ def _is_served(adapter: AdapterRecord) -> bool:
 class Generation:
     """One running call: it holds its places until `deltas` ends or is closed."""
 
-    def __init__(self, call: Call, gateway: Gateway) -> None:
+    def __init__(self, call: Call, gateway: Gateway, arrival: Arrival) -> None:
         self.call = call
         self._gateway = gateway
+        self._arrival = arrival
         self._runs: list[PromptRun] = []
 
     @property
@@ -428,16 +439,21 @@ class Generation:
         call, gateway = self.call, self._gateway
         await gateway.limits.ready(call.tenant)
         with (
+            gateway.journal.entry(call, self._arrival) as entry,
             gateway.metrics.meter(call.resolution, call.tenant, call.num_prompt_tokens) as meter,
             gateway.admission.admit(len(call.prompts)),
             gateway.limits.admit(call.tenant, len(call.prompts), call.num_charged_tokens) as charge,
             _settled(charge, self),
         ):
             meter.admitted()
+            origin = entry.origin
             self._runs = [
-                PromptRun(call, prompt, gateway.dispatch(call, number), meter.prompt_meter())
+                PromptRun(
+                    call, prompt, gateway.dispatch(call, number, origin), entry.noting_first(meter.prompt_meter())
+                )
                 for number, prompt in enumerate(call.prompts)
             ]
+            entry.runs = self._runs
             streams = [run.deltas() for run in self._runs]
             async with aclosing(streams[0] if len(streams) == 1 else merge(streams)) as messages:
                 async for deltas in messages:

@@ -12,6 +12,7 @@ from router.choice import Delta
 from router.deadline import timeout_of
 from router.formats import ChatFormat, CompletionFormat, Format, FullChoice
 from router.gateway import Gateway, Generation
+from router.journal import Arrival
 from router.models import list_models, one_model
 from router.parsing import parse_body, read_body
 from router.schemas import ChatBody, CompletionBody, GenerationBody
@@ -35,20 +36,26 @@ class OpenAiApi:
         return JSONResponse(one_model(self._gateway.catalog, caller.tenant, request.path_params["model"]))
 
     async def chat_completions(self, request: Request, caller: Principal) -> Response:
+        arrival = self._arrival(request)
         body = parse_body(ChatBody, await self._read(request))
         call = await self._gateway.chat_call(caller.tenant, body, request.headers.get(STICKY_HEADER))
-        return self._respond(request, body, self._gateway.generation(call), ChatFormat(call))
+        return self._respond(request, body, self._gateway.generation(call, arrival), ChatFormat(call))
 
     async def completions(self, request: Request, caller: Principal) -> Response:
+        arrival = self._arrival(request)
         body = parse_body(CompletionBody, await self._read(request))
         call = await self._gateway.completion_call(caller.tenant, body, request.headers.get(STICKY_HEADER))
-        return self._respond(request, body, self._gateway.generation(call), CompletionFormat(call))
+        return self._respond(request, body, self._gateway.generation(call, arrival), CompletionFormat(call))
+
+    def _arrival(self, request: Request) -> Arrival:
+        return self._gateway.journal.arrival(request.state.request_id, request.headers.get("traceparent"))
 
     async def _read(self, request: Request) -> bytes:
         return await read_body(request.scope, request.receive, self._limits)
 
     def _respond(self, request: Request, body: GenerationBody, generation: Generation, shape: Format) -> Response:
         timeout_s = timeout_of(request.headers, self._limits.request_timeout_s)
+        request.state.is_in_journal = True
         if body.stream:
             return EventStream(stream_events(generation, shape), timeout_s, self._limits.send_timeout_s)
         return JsonAnswer(lambda: full_answer(generation, shape), timeout_s)

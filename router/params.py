@@ -1,6 +1,8 @@
 """What the control endpoints read from a path and a query, checked before anything is done with it."""
 
 import re
+from collections.abc import Collection
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -73,6 +75,28 @@ def query_seconds(request: Request, param: str) -> float:
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text, re.ASCII) is None:
         raise BadRequest(f"{param} is {text[:80]!r}; allowed: seconds, 0 or more", param)
     return float(text)
+
+
+def query_known(request: Request, allowed: Collection[str]) -> None:
+    """Raises BadRequest for a parameter that the route does not have."""
+    for name in request.query_params:
+        if name not in allowed:
+            raise BadRequest(f"unknown parameter: '{name[:80]}'", name[:80], "unknown_parameter")
+
+
+def query_time(request: Request, param: str) -> int | None:
+    """A moment as seconds since the epoch: `2026-11-30`, `2026-11-30T05:00:00Z` (UTC unless it says otherwise), or
+    those seconds. None when it is not there. Raises BadRequest."""
+    text = request.query_params.get(param)
+    if text is None or (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
+        return None if text is None else int(text)
+    try:
+        moment = datetime.fromisoformat(text.replace(" ", "+"))  # a plus sign that was not escaped
+        return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp())
+    except (ValueError, OverflowError):
+        raise BadRequest(
+            f"{param} is {text[:80]!r}; allowed: 2026-11-30, 2026-11-30T05:00:00Z, seconds", param
+        ) from None
 
 
 def flags_of(given: Any, defaults: dict[str, bool]) -> dict[str, bool]:

@@ -24,6 +24,8 @@ class PromptRun:
         self._tokenizer = call.tokenizer
         self._dispatch = dispatch
         self._arrived = arrived
+        self.was_answered = False
+        """Whether a replica has sent something other than its refusal."""
         self._begin()
 
     def _begin(self) -> None:
@@ -34,6 +36,11 @@ class PromptRun:
             Choice(prompt.first_index + i, call.tokenizer, call.stops, offset) for i in range(prompt.sampling.n)
         ]
         self._num_open = len(self.choices)
+
+    @property
+    def replica_id(self) -> str | None:
+        """The replica that serves it, or was the last to try."""
+        return self._dispatch.replica_id
 
     @property
     def num_tokens(self) -> int:
@@ -66,6 +73,7 @@ class PromptRun:
         async with closing(self._dispatch.chunks()) as stream:
             async for chunks in stream:
                 self._arrived(sum(len(chunk.token_ids) for chunk in chunks), self._num_open)
+                self.was_answered = self.was_answered or any(_is_answer(chunk) for chunk in chunks)
                 deltas: list[Delta] = []
                 if backlog is not None:
                     backlog.extend(chunks)
@@ -108,6 +116,10 @@ class PromptRun:
         echo, token_ids = self._prompt.echo, self._prompt.token_ids
         entries = () if logprobs is None else prompt_entries(self._tokenizer, echo, token_ids, logprobs)
         return [Delta(choice.index, echo, entries) for choice in self.choices]
+
+
+def _is_answer(chunk: TokenChunk) -> bool:
+    return bool(chunk.token_ids) or chunk.finish_reason in ("stop", "length")
 
 
 def prompt_entries(

@@ -169,7 +169,7 @@ ALL_SETTINGS = [
 
 @pytest.mark.parametrize(("row", "name"), ALL_SETTINGS, ids=lambda value: value if isinstance(value, str) else "")
 def test_setting_is_documented_with_type_default_and_variable(row: list[str], name: str) -> None:
-    documented = [cells for cells in rows(read("docs/configuration.md")) if cells[0] == row[0]]
+    documented = [cells for cells in rows(read("docs/configuration.md")) if (cells[0], cells[-1]) == (row[0], name)]
     assert [[*row, name]] == [[*cells[:3], cells[-1]] for cells in documented]
     assert all(len(cells[3]) > 10 for cells in documented), "a setting without its meaning"
 

@@ -184,6 +184,13 @@ class ControlClient:
     def audit(self, after: int, limit: int) -> AuditPage:
         return _read(AuditPage, self._call("GET", "/v1/audit", params={"after": after, "limit": limit}))
 
+    def usage(self, question: dict[str, str]) -> dict[str, Any]:
+        """The report that the query parameters ask for, as the API has it."""
+        return _read(dict[str, Any], self._call("GET", "/v1/usage", params=question))
+
+    def usage_csv(self, question: dict[str, str]) -> str:
+        return self._call("GET", "/v1/usage", params={**question, "format": "csv"}).content.decode()
+
     def replicas(self) -> list[ReplicaRecord]:
         return self._list(ReplicaRecord, "/v1/replicas")
 

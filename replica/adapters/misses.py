@@ -4,6 +4,7 @@ Only the step thread uses it; the work itself is done by `ImageLoader` and `Copy
 arrival among the waiters whose bytes are in hand: a slow fetch keeps no slot idle.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 
@@ -14,6 +15,8 @@ from replica.adapters.residents import Residents
 from replica.adapters.stats import LoadTimes
 from replica.adapters.waiters import Claim, Waiter, WaiterQueue, WaiterState
 from replica.errors import ReplicaError
+
+logger = logging.getLogger(__name__)
 
 
 class MissPath:
@@ -164,6 +167,8 @@ class MissPath:
         self._times.observe("publish", now_s - copy.ended_s, copy.source)
         self._times.observe("total", now_s - waiter.arrived_s, copy.source)
         seconds = waiter.load_seconds + now_s - copy.started_s
+        fields = {"digest": waiter.digest[:12], "tier": waiter.tier, "slot": copy.slot, "bytes": copy.image.num_bytes}
+        logger.info("adapter loaded", extra={"fields": {**fields, "ms": round((now_s - waiter.arrived_s) * 1e3, 3)}})
         self._residents.policy.loaded(waiter.digest, copy.image.num_bytes, seconds)
 
     def check_integrity(self) -> None:

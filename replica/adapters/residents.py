@@ -5,6 +5,7 @@ A pinned slot is never evicted. When even giving up everything unpinned would no
 slots are drained as well, so that adapters in constant use cannot keep a newcomer out for ever.
 """
 
+import logging
 from collections.abc import Collection, Mapping
 
 from replica.adapters.eviction import GreedyDualPolicy
@@ -12,6 +13,8 @@ from replica.adapters.slots import SlotArena, SlotState
 from replica.adapters.weights import ImageLayout
 from replica.messages import SlotView
 from replica.model.batch import LoraPair
+
+logger = logging.getLogger(__name__)
 
 
 class Resident:
@@ -186,3 +189,4 @@ class Residents:
         self.policy.evicted(digest)
         self.arena.free(resident.slot)
         self.num_evictions += 1
+        logger.info("adapter evicted", extra={"fields": {"digest": digest[:12], "slot": resident.slot}})

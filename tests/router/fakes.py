@@ -29,6 +29,7 @@ from registry.types import (
     VersionState,
     VersionStates,
 )
+from registry.usage_records import UsageGroup, UsageReport, UsageRow
 from replica.messages import GenerateRequest, SlotView, TokenChunk
 
 Message = Sequence[TokenChunk]
@@ -79,11 +80,11 @@ class FakeFleet:
     async def metrics(self) -> Mapping[str, bytes]:
         return self.texts
 
-    async def slots(self) -> Mapping[str, Sequence[SlotView]]:
-        return self.slot_views
-
     async def metrics_of(self, replica_id: str) -> bytes | None:
         return self.texts.get(replica_id)
+
+    async def slots(self) -> Mapping[str, Sequence[SlotView]]:
+        return self.slot_views
 
     async def prefetch(self, replica_id: str, digest: str) -> None:
         self.prefetched.append((replica_id, digest))
@@ -106,6 +107,8 @@ class FakeRegistry:
         self.reported: Sequence[ReplicaRecord] | None = None
         """What replicas last told the registry; None as in an outage."""
         self.end_state = ActivationState.DONE
+        self.usage_rows: list[UsageRow] = []
+        self.usage_is_whole = True
 
     async def push(self, name: str, files: Mapping[str, Path], *, owner: str, activate: bool) -> PushResult:
         if self.push_error is not None:
@@ -230,6 +233,18 @@ class FakeRegistry:
         if version is None:
             raise AdapterNotFound(f"adapter {name!r} has no version {number}")
         return VersionStates(version=version, replicas=(), etag="e")
+
+    async def usage(
+        self, *, from_s: int | None, to_s: int | None, tenant: str | None, group_by: Sequence[UsageGroup]
+    ) -> UsageReport:
+        self.calls.append(("usage", from_s, to_s, tenant, tuple(group_by)))
+        return UsageReport(
+            from_s=from_s or 0,
+            to_s=to_s or 0,
+            group_by=tuple(group_by),
+            rows=tuple(self.usage_rows),
+            is_whole=self.usage_is_whole,
+        )
 
     async def audit(self, after: int, limit: int) -> AuditPage:
         self.calls.append(("audit", after, limit))

@@ -371,6 +371,7 @@ ROUTES = {
     ("POST", "/v1/adapters/{name:path}/promote", Scope.UPLOAD),
     ("POST", "/v1/adapters/{name:path}/halt", Scope.UPLOAD),
     ("GET", "/v1/audit", Scope.ADMIN),
+    ("GET", "/v1/usage", Scope.INFER),
     ("POST", "/v1/gc", Scope.ADMIN),
     ("GET", "/health", None),
     ("GET", "/ready", None),
