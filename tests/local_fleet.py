@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import httpx
 
 from cluster.member import Member, pulse_of
 from cluster.registry_metrics import RegistryMetrics
+from cluster.replica_journal import ReplicaJournal
+from cluster.usage_teller import tell
 from registry.catalog import Catalog
 from registry.config import RegistryConfig
 from registry.pulse import FleetPulse, GatewayPulse, ReplicaPulse
 from registry.pulse_board import PulseBoard
 from registry.service import Registry
 from registry.types import AdapterManifest, BaseSpec, CatalogDelta, ReplicaRecord, ReplicaReport
+from registry.usage_ledger import UsageLedger
 from registry.watch import Watch
 from replica.config import ModelConfig, ReplicaConfig
 from replica.messages import GenerateRequest, SlotView, TokenChunk
@@ -26,6 +30,8 @@ from router.app import create_app
 from router.auth import KeyAuthenticator
 from router.config import RouterConfig
 from router.gateway import Gateway
+from router.journal import Journal
+from telemetry.traces import NoTraces, Tracer
 
 PIECE_BYTES = 1 << 20
 
@@ -244,6 +250,11 @@ class LocalFleet:
         await until(lambda: len(self.gateway.catalog.replicas) == len(self.replicas))
         return replica
 
+    async def tell_usage(self) -> None:
+        """Hand over what was used, as every member does from time to time."""
+        for ledger in (self.gateway.journal.ledger, *self._joined.ledgers):
+            await tell(ledger, self.registry)
+
     def client(self) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(app=self.app)
         return httpx.AsyncClient(transport=transport, base_url="http://fleet", timeout=120)
@@ -272,8 +283,11 @@ class JoinedReplicas:
         config: ReplicaConfig,
         registry: LocalRegistry,
         model_loader: Callable[[ModelConfig], Model] = BaseModel.load,
+        tracer: Tracer | None = None,
     ) -> None:
         self.by_id: dict[str, Replica] = {}
+        self.ledgers: list[UsageLedger] = []
+        self._tracer = tracer or NoTraces()
         self._model_loader = model_loader
         self._folder = folder
         self._config = config
@@ -286,6 +300,9 @@ class JoinedReplicas:
         adapters = self._config.adapters.model_copy(update={"node_store": self._folder / f"node-{len(self.by_id)}"})
         config = self._config.model_copy(update={"adapters": adapters})
         replica = Replica(config, self._registry, model_loader=self._model_loader)
+        self.ledgers.append(UsageLedger(name))
+        journal = ReplicaJournal(name, self.ledgers[-1], self._tracer)
+        replica.report_to(partial(asyncio.get_running_loop().call_soon_threadsafe, journal.ended))
         spec = await asyncio.to_thread(replica.load)
         self.by_id[name] = replica
         member = Member(
@@ -335,6 +352,7 @@ async def local_fleet(
     source_roots: Sequence[Path] = (),
     model_loader: Callable[[ModelConfig], Model] = BaseModel.load,
     with_keys: bool = False,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[LocalFleet]:
     """A running fleet whose files lie under `folder`; each replica has a node store of its own.
 
@@ -343,13 +361,18 @@ async def local_fleet(
     roots = tuple(map(str, source_roots))
     plain = Registry.open(RegistryConfig(data_dir=folder / "registry", source_roots=roots))
     registry = LocalRegistry(plain)
-    replicas = JoinedReplicas(folder, config, registry, model_loader)
+    replicas = JoinedReplicas(folder, config, registry, model_loader, tracer)
     for _ in range(num_replicas):
         base_id = (await replicas.start()).spec.base_id
     catalog = Catalog((base_id,))
     access = KeyAuthenticator(lambda: catalog.access, open_without_keys=True) if with_keys else None
     gateway = Gateway(
-        router or RouterConfig(), catalog, LocalReplicas(replicas.by_id), registry, authenticator=access
+        router or RouterConfig(),
+        catalog,
+        LocalReplicas(replicas.by_id),
+        registry,
+        authenticator=access,
+        journal=Journal(UsageLedger("gateway"), tracer),
     )
     following = asyncio.create_task(follow(gateway, registry))
     try:

@@ -1,8 +1,11 @@
 """Configuration from YAML, environment and code: one model, and every mistake has a name."""
 
+import sys
+
 import pytest
 
 from cluster.config import ConfigError, load_fleet, load_registry
+from telemetry.traces import TraceConfig, TracesUnavailable, open_tracer
 
 ARGS = {"replica": {"model": {"base": "some/base"}}}
 
@@ -44,3 +47,19 @@ def test_several_mistakes_come_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         load_fleet({"replica": {"model": {"base": "b", "x": 1}}, "y": 2}, {})
     assert len(str(caught.value).splitlines()) == 2
+
+
+def test_logs_and_traces_are_settings_like_any_other() -> None:
+    environ = {"LORAFLEET_LOGS__FORMAT": "json", "LORAFLEET_REGISTRY__LOGS__LEVEL": "warning"}
+    assert load_fleet(ARGS, environ).logs.format == "json"
+    assert load_registry({}, environ).logs.level == "warning"
+    assert load_fleet({**ARGS, "traces": {"enabled": True, "sample_ratio": 0.5}}, {}).traces.sample_ratio == 0.5
+
+
+def test_traces_without_their_extra_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "telemetry.otel", None)
+    load_fleet(ARGS, {})
+    with pytest.raises(ConfigError, match=r"pip install 'lorafleet\[otel\]'"):
+        load_fleet({**ARGS, "traces": {"enabled": True}}, {})
+    with pytest.raises(TracesUnavailable):
+        open_tracer(TraceConfig(enabled=True), role="gateway", member="m")
