@@ -22,8 +22,8 @@ Key = tuple[str, str]
 
 BASE: Key = ("base", "-")
 TENANT_OF = attrgetter("group.request.tenant")
-MAX_UNCOUNTED = 4096
-"""Tokens whose tenants are kept before they are added up."""
+MAX_UNCOUNTED_STEPS = 128
+"""Steps that are kept before they are added up."""
 
 
 class ReplicaMetrics:
@@ -42,8 +42,10 @@ class ReplicaMetrics:
         self._load = exporter.histogram(catalogue.LOAD_SECONDS)
         self._staging = exporter.histogram(catalogue.STAGING_SECONDS)
         self._lock = threading.Lock()
+        self._steps: list[tuple[float, int, int, int]] = []
+        """Seconds, tokens, sequences and adapters of the steps that are not counted yet."""
         self._sampled_for: list[str] = []
-        """The tenant of every token that was sampled and is not counted yet."""
+        """The tenant of every token that they sampled."""
         self._waits = _Waits(exporter.histogram(catalogue.QUEUE_WAIT_S), self.config.max_adapters)
         self._tenants = _tenants(exporter, self.config.max_tenants)
 
@@ -57,7 +59,7 @@ class ReplicaMetrics:
     def render(self) -> bytes:
         """Prometheus' text format. Any thread may call it."""
         with self._lock:
-            self._count_sampled()
+            self._count_steps()
         return self._exporter.render()
 
     def tenants(self) -> Iterator[str]:
@@ -74,17 +76,21 @@ class ReplicaMetrics:
             tenant.service.inc(num_prompt)
 
     def on_step(self, batch: ForwardBatch, took_s: float, sampled: Items[Sequence]) -> None:
-        self._step.observe(took_s)
-        self._batch_tokens.observe(batch.token_ids.numel())
-        self._batch_sequences.observe(len(batch.spans))
-        self._batch_adapters.observe(len(batch.segments))
         with self._lock:
+            self._steps.append((took_s, batch.token_ids.numel(), len(batch.spans), len(batch.segments)))
             self._sampled_for.extend(map(TENANT_OF, sampled))
-            if len(self._sampled_for) >= MAX_UNCOUNTED:
-                self._count_sampled()
+            if len(self._steps) >= MAX_UNCOUNTED_STEPS:
+                self._count_steps()
 
-    def _count_sampled(self) -> None:
-        """Add up the tokens sampled since the last time: many at once cost a third of each by itself."""
+    def _count_steps(self) -> None:
+        """Add up the steps since the last time: between steps, with cold caches, each by itself costs several times
+        as much."""
+        steps, self._steps = self._steps, []
+        for took_s, num_tokens, num_sequences, num_adapters in steps:
+            self._step.observe(took_s)
+            self._batch_tokens.observe(num_tokens)
+            self._batch_sequences.observe(num_sequences)
+            self._batch_adapters.observe(num_adapters)
         tokens, self._sampled_for = Tally(self._sampled_for), []
         self._generation_tokens.inc(tokens.total())
         for tenant, num_tokens in tokens.items():
