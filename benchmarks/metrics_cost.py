@@ -1,0 +1,317 @@
+"""What does it cost to tell of what goes on? CPU seconds a token with metrics, against the same with none.
+
+Run: python -m benchmarks.metrics_cost [--rounds 400] [--requests 16] [--tokens 32] [--engine paced|tiny]
+
+Gateway and replica in one process, as `cluster` wires them, without Ray and without a network, whose price would only
+make the ratio smaller. `paced`: the engine is real and the base model sleeps, so all processor time is ours; `tiny`:
+a real base of two layers. Streams of about one token a message, four adapters and three tenants. All set-ups stand
+side by side in the process; a round runs a block of each, in turning order, and gives one ratio. Blocks are short and
+many, for the machine's own pace wanders by 15 % within a second. A set-up that exports metrics is scraped after every
+15 s of its own blocks, as Prometheus would.
+"""
+
+import argparse
+import asyncio
+import gc
+import hashlib
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.provenance import save
+from registry.catalog import Catalog, Resolution
+from registry.config import RegistryConfig
+from registry.service import Registry
+from registry.types import AdapterRecord, CatalogDelta, ReplicaRecord
+from replica.config import AdapterCacheConfig, ModelConfig, ReplicaConfig, SchedulerConfig
+from replica.metrics import ReplicaMetrics
+from replica.model.base_model import BaseModel
+from replica.replica import Replica
+from router.app import create_app
+from router.config import RouterConfig
+from router.gateway import Gateway
+from router.meters import RequestMeter
+from router.metrics import GatewayMetrics
+from telemetry.exporter import Reader
+from tests.e2e.test_metrics_truth import TENANT_HEADER, TenantsByHeader
+from tests.fakes import PacedModel
+from tests.local_fleet import LocalReplicas, adapter_files
+from tests.tiny_models import make_adapter, make_model
+
+NAMES = ("legal", "sql", "support", "poems")
+TENANTS = ("acme", "beta", "gamma")
+STEP_S = 0.002
+SCRAPE_S = 15.0
+REPLICA_ID = "replica-0"
+LIMIT = 1.02
+
+
+class NoMeter(RequestMeter):
+    """Times nothing."""
+
+    def __init__(self) -> None:
+        """Needs no series."""
+
+    def __enter__(self) -> "NoMeter":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        return
+
+    def admitted(self) -> None:
+        return
+
+    def prompt_meter(self) -> Callable[[int, int], None]:
+        return lambda num_tokens, num_open: None
+
+
+class NoGatewayMetrics(GatewayMetrics):
+    """A gateway's, taking nothing."""
+
+    def meter(self, resolution: Resolution, tenant: str, num_prompt_tokens: int) -> RequestMeter:
+        return NoMeter()
+
+    def placed(self, kind: str, held: str) -> None:
+        return
+
+    def watch(self, reader: Reader) -> None:
+        return
+
+
+class NoReplicaMetrics(ReplicaMetrics):
+    """A replica's, taking nothing."""
+
+    def on_start(self, *figures: Any) -> None:
+        return
+
+    def on_step(self, *figures: Any) -> None:
+        return
+
+    def on_end(self, *figures: Any) -> None:
+        return
+
+    def observe(self, *figures: Any) -> None:
+        return
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to run the fleet: what Gateway and Replica are built with, and what is done between the two.
+
+    Its ratio is to the set-up called `none`, and should be at most `limit`.
+    """
+
+    name: str
+    gateway: Callable[[], Mapping[str, Any]]
+    replica: Callable[[], Mapping[str, Any]]
+    prepare: Callable[[Replica], None] = lambda replica: None
+    is_scraped: bool = False
+    limit: float = LIMIT
+
+
+SETUPS: tuple[Setup, ...] = (
+    Setup("none", lambda: {"metrics": NoGatewayMetrics()}, lambda: {"metrics": NoReplicaMetrics()}),
+    Setup("metrics", dict, dict, is_scraped=True),
+)
+"""The first is what the others are compared with."""
+
+
+class BlobRegistry:
+    """Only what `Gateway.apply` and a scrape need."""
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        self._blob = tokenizer_json
+
+    async def read_blob(self, sha256: str) -> bytes:
+        return self._blob
+
+    async def metrics(self) -> bytes:
+        return b""
+
+
+class Arm:
+    """One set-up, running."""
+
+    def __init__(self, setup: Setup, replica: Replica, gateway: Gateway) -> None:
+        self.setup = setup
+        self._replica = replica
+        self._gateway = gateway
+        self._app = create_app(gateway)
+        self._unscraped_s = 0.0
+
+    async def block(self, num_requests: int, num_tokens: int, concurrency: int) -> float:
+        """Processor seconds of the whole process for each token of a block."""
+        gc.collect()
+        gate, began_s, started_s = asyncio.Semaphore(concurrency), time.monotonic(), time.process_time()
+
+        async def one(number: int) -> None:
+            async with gate:
+                await self._stream(NAMES[number % len(NAMES)], TENANTS[number % len(TENANTS)], num_tokens)
+
+        await asyncio.gather(*(one(number) for number in range(num_requests)))
+        self._unscraped_s += time.monotonic() - began_s
+        if self.setup.is_scraped and self._unscraped_s >= SCRAPE_S:
+            self._unscraped_s = 0.0
+            await self._gateway.exposition()
+        return (time.process_time() - started_s) / (num_requests * num_tokens)
+
+    async def _stream(self, name: str, tenant: str, num_tokens: int) -> None:
+        body = {"model": f"{name}@1", "prompt": "hello", "stream": True, "max_tokens": num_tokens, "ignore_eos": True}
+        sent = await call(self._app, json.dumps(body).encode(), tenant)
+        assert sent > 2, f"{sent} messages for {num_tokens} tokens"
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._replica.close)
+
+
+async def call(app: Any, body: bytes, tenant: str) -> int:
+    """One streamed call without a socket; returns the number of messages."""
+    asked, forever, count = False, asyncio.Event(), 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal asked
+        if asked:
+            await forever.wait()
+        asked = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        nonlocal count
+        count += 1
+        assert message.get("status", 200) == 200, message
+
+    headers = [(b"content-type", b"application/json"), (TENANT_HEADER.encode(), tenant.encode())]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "root_path": "", "headers": headers}
+    scope |= {"raw_path": b"", "query_string": b"", "http_version": "1.1", "scheme": "http"}
+    await app(scope, receive, send)
+    return count
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What all set-ups share: a base, and adapters whose manifests and bytes a registry has taken."""
+
+    folder: Path
+    base: Path
+    registry: Registry
+    records: tuple[AdapterRecord, ...]
+    engine: str
+
+    def fetch(self, sha256: str, to: Path) -> None:
+        """As `replica.adapters.node_store.BlobSource`."""
+        to.write_bytes(self.registry.blobs.read(sha256, 0, self.registry.blobs.size(sha256)))
+
+    def load(self, config: ModelConfig) -> Any:
+        real = BaseModel.load(config)
+        if self.engine == "tiny":
+            return real
+        tokenizer = (self.base / "tokenizer.json").read_bytes()
+        return PacedModel(real.spec, tokenizer, sites=real.sites, step_s=STEP_S, token_id=65)
+
+
+@asynccontextmanager
+async def ground(folder: Path, engine: str) -> AsyncIterator[Ground]:
+    base = make_model(folder / "tiny-llama")
+    registry = Registry.open(RegistryConfig(data_dir=folder / "registry", new_adapters="public"))
+    spec = BaseModel.load(ModelConfig(base=str(base), device="cpu", num_threads=1)).spec
+    registry.blobs.put_bytes((base / "tokenizer.json").read_bytes())
+    registry.publish_base(spec, actor="benchmark")
+    for seed, name in enumerate(NAMES):
+        made = make_adapter(base, ("q_proj", "v_proj"), 8, folder=folder / name, seed=seed)
+        registry.push(name, adapter_files(made), owner="default", activate=False)
+    yield Ground(folder, base, registry, registry.adapters(), engine)
+    registry.close()
+
+
+async def arm_of(setup: Setup, on: Ground) -> Arm:
+    """The set-up with every adapter staged and its gateway ready."""
+    config = ReplicaConfig(
+        model=ModelConfig(base=str(on.base), device="cpu", num_threads=1),
+        adapters=AdapterCacheConfig(node_store=on.folder / f"node-{setup.name}", max_slots=len(NAMES)),
+        scheduler=SchedulerConfig(num_kv_blocks=512),
+    )
+    replica = Replica(config, on, model_loader=on.load, **setup.replica())
+    setup.prepare(replica)
+    spec = await asyncio.to_thread(replica.load)
+    for record in on.records:
+        await replica.stage(on.registry.manifest(record.versions[0].digest))
+    registry: Any = BlobRegistry(replica.tokenizer_json)
+    gateway = Gateway(
+        RouterConfig(), Catalog(("tiny",)), LocalReplicas({REPLICA_ID: replica}), registry,
+        authenticator=TenantsByHeader(), **setup.gateway(),
+    )  # fmt: skip
+    spec = spec.model_copy(update={"tokenizer_sha256": hashlib.sha256(replica.tokenizer_json).hexdigest()})
+    member = ReplicaRecord(replica_id=REPLICA_ID, ring_id=0, node_id="n", num_slots=len(NAMES), revision=1)
+    await gateway.apply(CatalogDelta(revision=1, full=True, adapters=on.records, replicas=(member,), base=spec))
+    return Arm(setup, replica, gateway)
+
+
+async def measure(args: argparse.Namespace, setups: Sequence[Setup]) -> dict[str, list[float]]:
+    """CPU seconds a token of every block, by set-up."""
+    seconds: dict[str, list[float]] = {setup.name: [] for setup in setups}
+    with tempfile.TemporaryDirectory() as folder:
+        async with ground(Path(folder), args.engine) as shared:
+            arms = [await arm_of(setup, shared) for setup in setups]
+            for arm in arms:
+                await arm.block(args.requests, args.tokens, args.concurrency)
+            gc.freeze()
+            for number in range(args.rounds):
+                turn = number % len(arms)
+                for arm in (*arms[turn:], *arms[:turn]):
+                    took_s = await arm.block(args.requests, args.tokens, args.concurrency)
+                    seconds[arm.setup.name].append(took_s)
+            for arm in arms:
+                await arm.close()
+    return seconds
+
+
+T_95 = {10: 2.262, 12: 2.201, 15: 2.145, 20: 2.093, 30: 2.045, 40: 2.023, 60: 2.001, 120: 1.98, 400: 1.966}
+"""Student's t for a two-sided 95 % interval, by the number of rounds."""
+
+
+def ratio_of(ours: Sequence[float], none: Sequence[float]) -> tuple[float, float, float]:
+    """Geometric mean of the rounds' ratios, and its 95 % interval."""
+    logs = [math.log(one / other) for one, other in zip(ours, none, strict=True)]
+    num_rounds = max(count for count in T_95 if count <= len(logs))
+    half = T_95[num_rounds] * statistics.stdev(logs) / math.sqrt(len(logs))
+    mean = statistics.mean(logs)
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def report(setups: Sequence[Setup], seconds: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    none, rows = setups[0], []
+    for setup in setups:
+        us = statistics.median(seconds[setup.name]) * 1e6
+        row: dict[str, Any] = {"setup": setup.name, "cpu_us_per_token": round(us, 2)}
+        if setup is not none:
+            ratio, low, high = ratio_of(seconds[setup.name], seconds[none.name])
+            row |= {"ratio": round(ratio, 4), "low": round(low, 4), "high": round(high, 4), "limit": setup.limit}
+        rows.append(row)
+        print(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=400, help="at least 10")
+    parser.add_argument("--requests", type=int, default=16, help="of a block")
+    parser.add_argument("--tokens", type=int, default=32, help="of a request")
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--engine", choices=("paced", "tiny"), default="paced")
+    args = parser.parse_args()
+    assert args.rounds >= min(T_95), "ten rounds at least"
+    seconds = asyncio.run(measure(args, SETUPS))
+    rows = report(SETUPS, seconds)
+    conditions = {**vars(args), "messages": "one token each", "adapters": len(NAMES), "tenants": len(TENANTS)}
+    print(save(f"metrics_cost_{args.engine}", __doc__ or "", conditions, rows))
+
+
+if __name__ == "__main__":
+    main()
