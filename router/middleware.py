@@ -16,16 +16,21 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 class RequestId:
-    """Answers with the client's `x-request-id`, or with a new one where it is missing or not sane."""
+    """Answers with the client's `x-request-id`, or with a new one where it is missing or not sane.
 
-    def __init__(self, app: ASGIApp) -> None:
+    With `server_repeats`, what runs the application adds the id that it handed in to every answer by itself.
+    """
+
+    def __init__(self, app: ASGIApp, server_repeats: bool = False) -> None:
         self._app = app
+        self._server_repeats = server_repeats
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
+        given = _given_id(scope)
+        request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex.encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
 
         async def send_with_id(message: Message) -> None:
@@ -33,12 +38,12 @@ class RequestId:
                 message = {**message, "headers": [*message.get("headers", ()), (HEADER, request_id)]}
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        is_added = self._server_repeats and request_id == given
+        await self._app(scope, receive, send if is_added else send_with_id)
 
 
-def _request_id(scope: Scope) -> bytes:
-    given: bytes = next((value for name, value in scope["headers"] if name == HEADER), b"")
-    return given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+def _given_id(scope: Scope) -> bytes:
+    return next((value for name, value in scope["headers"] if name == HEADER), b"")
 
 
 class HeaderLimit:
