@@ -62,7 +62,7 @@ class GatewayDeployment:
         self._telling = loop.create_task(tell_forever(self._journal.ledger, self._registry))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._gateway)
+        return create_app(self._gateway, server_repeats_id=True)
 
     async def _follow(self) -> None:
         """Keep the catalog current for ever; each call acknowledges what was applied before it.

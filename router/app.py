@@ -97,14 +97,17 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
     ]
 
 
-def create_app(gateway: Gateway) -> FastAPI:
-    """The application over one gateway. Its only page is the dashboard: no docs, no redirects."""
+def create_app(gateway: Gateway, *, server_repeats_id: bool = False) -> FastAPI:
+    """The application over one gateway. Its only page is the dashboard: no docs, no redirects.
+
+    `server_repeats_id`: the server adds the request id that it handed in to every answer, as Serve's does.
+    """
     app = FastAPI(
         title="lorafleet",
         openapi_url=None,
         redirect_slashes=False,
         middleware=[
-            Middleware(RequestId),
+            Middleware(RequestId, server_repeats=server_repeats_id),
             Middleware(ErrorBoundary, answered_error=gateway.metrics.answered_error),
             Middleware(HeaderLimit, max_bytes=gateway.config.requests.max_header_bytes),
         ],

@@ -5,11 +5,13 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from registry.usage_records import UsageEntry
 from replica.errors import AdapterUnavailable, EngineDead, Overloaded
 from replica.messages import GenerateRequest, TokenChunk
+from router.app import create_app
 from router.config import RequestLimits, RouterConfig
 from router.errors import ReplicaGone
 from tests.log_capture import CapturedLog, captured_log
@@ -84,6 +86,14 @@ async def test_id_that_is_not_sane_is_replaced(stack: Stack, log: CapturedLog, g
 async def test_every_answer_has_an_id(stack: Stack, method: str, path: str, status: int) -> None:
     response = await stack.http.request(method, path, headers={"x-request-id": "mine"})
     assert (response.status_code, response.headers.get_list("x-request-id")) == (status, ["mine"])
+
+
+@pytest.mark.parametrize(("given", "added"), [(b"mine", []), (b"not sane", [32]), (b"", [32])])
+async def test_id_that_the_server_repeats_is_not_added_again(stack: Stack, given: bytes, added: list[int]) -> None:
+    app = create_app(stack.gateway, server_repeats_id=True)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway") as client:
+        response = await client.get("/health", headers=[(b"x-request-id", given)])
+    assert [len(value) for value in response.headers.get_list("x-request-id")] == added
 
 
 FAILURES = [
