@@ -92,6 +92,8 @@ class Terminal:
         ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         command = [sys.executable, "-m", "cluster.cli", *arguments]
         environment = {**os.environ, "TERM": "xterm-256color"}
+        for name in ("COLUMNS", "LINES"):  # test workers have them, and they would hide the terminal's own size
+            environment.pop(name, None)
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, env=environment, start_new_session=True
         )

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from registry.errors import RegistryUnavailable
+from registry.usage_ledger import UsageLedger
 from replica.messages import GenerateRequest, SamplingParams, TokenChunk
 from router.errors import ReplicaGone
+from telemetry.traces import NoTraces
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 """Importing Serve warns."""
@@ -177,8 +179,9 @@ async def test_replica_closes_while_a_load_waits_for_the_registry(tmp_path: Path
             threads.shutdown(wait=True)
 
     deployment: Any = ReplicaDeployment.__new__(ReplicaDeployment)
-    deployment._following = asyncio.create_task(asyncio.sleep(100))
-    deployment._member, deployment._replica = Member(), Replica()
+    deployment._following, deployment._telling = (asyncio.create_task(asyncio.sleep(100)) for _ in range(2))
+    deployment._member, deployment._replica, deployment._registry = Member(), Replica(), Registry()
+    deployment._ledger, deployment._tracer = UsageLedger("replica"), NoTraces()
     threads.submit(fetch)
     started.wait()
     await asyncio.wait_for(ReplicaDeployment.__del__(deployment), 5)
