@@ -1,4 +1,4 @@
-"""What does it cost to tell of what goes on? CPU seconds a token with metrics, against the same with none.
+"""What does it cost to tell of what goes on? CPU seconds a token with metrics, logs, traces, against none of them.
 
 Run: python -m benchmarks.metrics_cost [--rounds 400] [--requests 16] [--tokens 32] [--engine paced|tiny]
 
@@ -7,7 +7,7 @@ make the ratio smaller. `paced`: the engine is real and the base model sleeps, s
 a real base of two layers. Streams of about one token a message, four adapters and three tenants. All set-ups stand
 side by side in the process; a round runs a block of each, in turning order, and gives one ratio. Blocks are short and
 many, for the machine's own pace wanders by 15 % within a second. A set-up that exports metrics is scraped after every
-15 s of its own blocks, as Prometheus would.
+15 s of its own blocks, as Prometheus would. Logs are JSON lines in a file; spans go over OTLP to a process beside it.
 """
 
 import argparse
@@ -15,21 +15,27 @@ import asyncio
 import gc
 import hashlib
 import json
+import logging
 import math
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import save
+from cluster.replica_journal import ReplicaJournal
 from registry.catalog import Catalog, Resolution
 from registry.config import RegistryConfig
 from registry.service import Registry
 from registry.types import AdapterRecord, CatalogDelta, ReplicaRecord
+from registry.usage_ledger import UsageLedger
 from replica.config import AdapterCacheConfig, ModelConfig, ReplicaConfig, SchedulerConfig
 from replica.metrics import ReplicaMetrics
 from replica.model.base_model import BaseModel
@@ -37,9 +43,12 @@ from replica.replica import Replica
 from router.app import create_app
 from router.config import RouterConfig
 from router.gateway import Gateway
+from router.journal import Journal
 from router.meters import RequestMeter
 from router.metrics import GatewayMetrics
 from telemetry.exporter import Reader
+from telemetry.logs import LOGGERS, LogConfig, set_up
+from telemetry.traces import TraceConfig, Tracer, open_tracer
 from tests.e2e.test_metrics_truth import TENANT_HEADER, TenantsByHeader
 from tests.fakes import PacedModel
 from tests.local_fleet import LocalReplicas, adapter_files
@@ -51,6 +60,7 @@ STEP_S = 0.002
 SCRAPE_S = 15.0
 REPLICA_ID = "replica-0"
 LIMIT = 1.02
+TRACES_LIMIT = 1.05
 
 
 class NoMeter(RequestMeter):
@@ -113,12 +123,71 @@ class Setup:
     replica: Callable[[], Mapping[str, Any]]
     prepare: Callable[[Replica], None] = lambda replica: None
     is_scraped: bool = False
+    is_logged: bool = False
     limit: float = LIMIT
+
+
+def told(name: str, *, with_metrics: bool, is_logged: bool, traced: bool, limit: float = LIMIT) -> Setup:
+    """A set-up whose requests are written down as `cluster` does it."""
+    tracers: list[Tracer] = []
+
+    def gateway() -> Mapping[str, Any]:
+        journal = Journal(UsageLedger("gateway"), tracers[0])
+        return {"journal": journal} if with_metrics else {"journal": journal, "metrics": NoGatewayMetrics()}
+
+    def prepare(replica: Replica) -> None:
+        tracers.append(open_tracer(TraceConfig(enabled=traced, endpoint=SINK.url), role="replica", member=REPLICA_ID))
+        journal = ReplicaJournal(REPLICA_ID, UsageLedger(REPLICA_ID), tracers[0])
+        replica.report_to(partial(asyncio.get_running_loop().call_soon_threadsafe, journal.ended))
+
+    def engine() -> Mapping[str, Any]:
+        return {} if with_metrics else {"metrics": NoReplicaMetrics()}
+
+    return Setup(name, gateway, engine, prepare, is_scraped=with_metrics, is_logged=is_logged, limit=limit)
+
+
+class Sink:
+    """A collector in a process of its own, which reads what it is sent and says yes."""
+
+    CODE = (
+        "import http.server as h\n"
+        "class S(h.BaseHTTPRequestHandler):\n"
+        "    protocol_version = 'HTTP/1.1'\n"
+        "    def do_POST(self):\n"
+        "        self.rfile.read(int(self.headers['content-length']))\n"
+        "        self.send_response(200)\n"
+        "        self.send_header('content-length', '0')\n"
+        "        self.end_headers()\n"
+        "    def log_message(self, *a): pass\n"
+        "s = h.ThreadingHTTPServer(('127.0.0.1', 0), S)\n"
+        "print(s.server_port, flush=True)\n"
+        "s.serve_forever()\n"
+    )
+
+    url = ""
+
+    def __enter__(self) -> "Sink":
+        self._child = subprocess.Popen([sys.executable, "-c", self.CODE], stdout=subprocess.PIPE, text=True)
+        assert self._child.stdout is not None
+        self.url = f"http://127.0.0.1:{self._child.stdout.readline().strip()}/v1/traces"
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._child.kill()
+        self._child.wait()
+
+
+SINK = Sink()
+"""This run's."""
 
 
 SETUPS: tuple[Setup, ...] = (
     Setup("none", lambda: {"metrics": NoGatewayMetrics()}, lambda: {"metrics": NoReplicaMetrics()}),
     Setup("metrics", dict, dict, is_scraped=True),
+    told("logs alone", with_metrics=False, is_logged=True, traced=False),
+    told("traces alone", with_metrics=False, is_logged=False, traced=True, limit=TRACES_LIMIT),
+    told("metrics and logs", with_metrics=True, is_logged=True, traced=False),
+    told("metrics, logs and traces", with_metrics=True, is_logged=True, traced=True, limit=TRACES_LIMIT),
 )
 """The first is what the others are compared with."""
 
@@ -148,6 +217,8 @@ class Arm:
 
     async def block(self, num_requests: int, num_tokens: int, concurrency: int) -> float:
         """Processor seconds of the whole process for each token of a block."""
+        for name in LOGGERS:
+            logging.getLogger(name).setLevel(logging.INFO if self.setup.is_logged else logging.WARNING)
         gc.collect()
         gate, began_s, started_s = asyncio.Semaphore(concurrency), time.monotonic(), time.process_time()
 
@@ -234,7 +305,9 @@ async def arm_of(setup: Setup, on: Ground) -> Arm:
     """The set-up with every adapter staged and its gateway ready."""
     config = ReplicaConfig(
         model=ModelConfig(base=str(on.base), device="cpu", num_threads=1),
-        adapters=AdapterCacheConfig(node_store=on.folder / f"node-{setup.name}", max_slots=len(NAMES)),
+        adapters=AdapterCacheConfig(
+            node_store=on.folder / f"node-{setup.name.replace(' ', '-')}", max_slots=len(NAMES)
+        ),
         scheduler=SchedulerConfig(num_kv_blocks=512),
     )
     replica = Replica(config, on, model_loader=on.load, **setup.replica())
@@ -256,7 +329,8 @@ async def arm_of(setup: Setup, on: Ground) -> Arm:
 async def measure(args: argparse.Namespace, setups: Sequence[Setup]) -> dict[str, list[float]]:
     """CPU seconds a token of every block, by set-up."""
     seconds: dict[str, list[float]] = {setup.name: [] for setup in setups}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w") as log, SINK:
+        set_up(LogConfig(format="json"), role="benchmark", member=REPLICA_ID, stream=log)
         async with ground(Path(folder), args.engine) as shared:
             arms = [await arm_of(setup, shared) for setup in setups]
             for arm in arms:
@@ -305,12 +379,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="of a request")
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--engine", choices=("paced", "tiny"), default="paced")
+    parser.add_argument("--setups", nargs="*", default=[setup.name for setup in SETUPS[1:]], help="beside `none`")
+    parser.add_argument("--name", help="of the file in results; metrics_cost_<engine> by default")
     args = parser.parse_args()
     assert args.rounds >= min(T_95), "ten rounds at least"
-    seconds = asyncio.run(measure(args, SETUPS))
-    rows = report(SETUPS, seconds)
+    setups = [SETUPS[0], *(setup for setup in SETUPS if setup.name in args.setups)]
+    seconds = asyncio.run(measure(args, setups))
+    rows = report(setups, seconds)
     conditions = {**vars(args), "messages": "one token each", "adapters": len(NAMES), "tenants": len(TENANTS)}
-    print(save(f"metrics_cost_{args.engine}", __doc__ or "", conditions, rows))
+    print(save(args.name or f"metrics_cost_{args.engine}", __doc__ or "", conditions, rows))
 
 
 if __name__ == "__main__":

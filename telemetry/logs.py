@@ -116,6 +116,8 @@ def fields_of(record: logging.LogRecord) -> Mapping[str, Any]:
 
 def bounded(value: Any) -> Any:
     """Numbers, true, false and None as they are, everything else as text that is not too long."""
+    if type(value) is str and len(value) <= MAX_VALUE_CHARS:
+        return value
     return value if value is None or isinstance(value, int | float) else cut(str(value), MAX_VALUE_CHARS)
 
 

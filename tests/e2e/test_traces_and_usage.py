@@ -117,11 +117,11 @@ async def test_streamed_request_has_its_whole_tree(traced: Traced, log: Captured
         assert span.attributes is not None
         found = {name: span.attributes[f"lorafleet.{name}"] for name in ("tenant", "adapter", "version", "digest")}
         assert found == {"tenant": "default", "adapter": "a", "version": 1, "digest": digest[:12]}
-        assert span.attributes["lorafleet.request_id"] == "mine"
         assert span.status.status_code is StatusCode.UNSET
     prompt, output = (named(spans, name).attributes for name in ("prefill", "decode"))
     assert prompt is not None
     assert output is not None
+    assert request.attributes["lorafleet.request_id"] == "mine"
     assert request.attributes["lorafleet.prompt_tokens"] == prompt["lorafleet.tokens"]
     assert request.attributes["lorafleet.output_tokens"] == output["lorafleet.tokens"] == 8
     lines = log.of("request")
