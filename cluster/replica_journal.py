@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from registry.usage_ledger import UsageLedger
 from registry.usage_records import Consumer
+from telemetry.logs import event
 from telemetry.traces import Span, Traceparent, Tracer, Value, parse
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class ReplicaJournal:
             if report.device_ns:
                 self._ledger.add(consumer, device_ns=report.device_ns)
             if is_logged:
-                logger.info("request", extra={"fields": self._line(report)})
+                event(logger, "request", self._line(report))
             parent = parse(origin.traceparent)
             if parent is not None:
                 self._trace(report, parent)

@@ -17,6 +17,7 @@ from replica.messages import Origin
 from router.calls import Call
 from router.errors import error_code, http_face
 from router.meters import DISCONNECT, OK, outcome_of
+from telemetry.logs import event
 from telemetry.traces import NoTraces, Span, Traceparent, Tracer, parse
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class Journal:
         if entry.own is None and not logger.isEnabledFor(logging.INFO):
             return
         fields = entry.fields(outcome, now_s)
-        logger.info("request", extra={"fields": fields})
+        event(logger, "request", fields)
         if entry.own is not None:
             self._trace(entry, entry.own, outcome, fields, now_s)
 

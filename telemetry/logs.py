@@ -35,6 +35,27 @@ class LogConfig(BaseModel):
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+class EventRecord(logging.LogRecord):
+    """A record with fields and without a place in the source, whose search costs as much as the rest."""
+
+    def __init__(self, name: str, level: int, message: str, fields: Mapping[str, Any]) -> None:
+        self.name, self.levelno, self.levelname = name, level, logging.getLevelName(level)
+        self.msg, self.args = message, None
+        self.fields = fields
+        self.created = time.time()
+        self.msecs = self.created % 1 * 1000
+        self.relativeCreated, self.lineno = 0.0, 0
+        self.pathname = self.filename = self.module = self.funcName = ""
+        self.exc_info = self.exc_text = self.stack_info = None
+        self.thread = self.threadName = self.process = self.processName = self.taskName = None
+
+
+def event(logger: logging.Logger, message: str, fields: Mapping[str, Any]) -> None:
+    """Log something that happens often, at the level of information."""
+    if logger.isEnabledFor(logging.INFO):
+        logger.handle(EventRecord(logger.name, logging.INFO, message, fields))
+
+
 class FleetFormatter(logging.Formatter):
     """What both formats share: `role` and `member` say which process speaks."""
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.keys import mint
-from telemetry.logs import LOGGERS, FleetHandler, JsonFormatter, TextFormatter
+from telemetry.logs import LOGGERS, FleetHandler, JsonFormatter, TextFormatter, event
 from tests.log_capture import CapturedLog, captured_log
 
 logger = logging.getLogger("router.somewhere")
@@ -48,6 +48,18 @@ def test_json_line_has_the_process_and_the_fields(log: CapturedLog) -> None:
 def test_text_line_is_for_people(text_log: CapturedLog) -> None:
     logger.warning("slow %s", "request", extra={"fields": {"tenant": "acme", "note": "two words", "digest": None}})
     assert text_log.text.partition(" ")[2] == 'WARNING test slow request tenant=acme note="two words" digest=-\n'
+
+
+def test_event_is_a_line_like_any_other_for_every_handler(log: CapturedLog, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("router").addHandler(caplog.handler)
+    logger.info("request", extra={"fields": {"tenant": "acme"}})
+    event(logger, "request", {"tenant": "acme"})
+    event(logging.getLogger("router.quiet"), "request", {})
+    plain, made, _ = log.lines
+    assert {**plain, "time": None} == {**made, "time": None}
+    assert plain["time"] <= made["time"]
+    assert [record.getMessage() for record in caplog.records] == ["request"] * 3
+    assert "request" in caplog.text
 
 
 def test_fields_never_hide_what_the_line_says_itself(log: CapturedLog) -> None:
