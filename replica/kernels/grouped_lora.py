@@ -14,7 +14,7 @@ import triton
 
 from replica.kernels.groups import GroupShape, SlotTables
 from replica.kernels.product import product_kernel
-from replica.kernels.rows import FEW_ROWS, MAX_DECODE_ROWS, RowsView
+from replica.kernels.rows import FEW_ROWS, RowsView
 from replica.kernels.shrink_expand import bind_kernel, expand_kernel, shrink_kernel
 from replica.kernels.tuning import (
     ExpandConfig,
@@ -36,15 +36,8 @@ class BoundRows:
     @property
     def width(self) -> int:
         """Room for the largest rank, in whole blocks."""
-        block = self.rank_block
+        block = self.rows.rank_block
         return -(-self.rows.max_rank // block) * block
-
-    @property
-    def rank_block(self) -> int:
-        """Rows of A that a program takes at a time: 16, which matrix units want at least, or more for prompts."""
-        if self.rows.capacity <= MAX_DECODE_ROWS or self.rows.max_rank <= 16:
-            return 16
-        return 32 if self.rows.max_rank <= 32 else 64
 
     def arguments(self) -> tuple[torch.Tensor, ...]:
         return self.records, self.records.view(torch.int32)
@@ -105,7 +98,7 @@ class LoraKernels:
         rows = bound.rows
         cut = shrink_config(rows, len(group.sites), group.in_features, self._num_processors)
         t = self.shrink(x, group, bound, cut)
-        return self.expand(t, x.dtype, group, bound, expand_config(rows.capacity, self._num_processors))
+        return self.expand(t, x.dtype, group, bound, expand_config(rows, self._num_processors))
 
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: ProductConfig | None = None
@@ -135,7 +128,7 @@ class LoraKernels:
         shrink_kernel[(min(num_items, cut.num_programs),)](
             x, t, self._memory, *bound.arguments(), rows.words, rows.max_tiles, *_three(group.sites),
             group.in_features, split_k, t.stride(0), t.stride(1), bound.width,
-            P=count, SPLITS=splits, R=bound.rank_block, TILE=rows.tile_rows, BK=cut.block_k,
+            P=count, SPLITS=splits, R=rows.rank_block, TILE=rows.tile_rows, BK=cut.block_k,
             STAGES=cut.stages, PRECISION=self._precision, num_warps=cut.num_warps,
         )  # fmt: skip
         return t
@@ -150,7 +143,7 @@ class LoraKernels:
         expand_kernel[(min(num_items, cut.num_programs),)](
             d, t, self._memory, *bound.arguments(), bound.records.view(torch.float32), rows.words, rows.max_tiles,
             *_three(group.sites), *outs, t.stride(0), t.stride(1), bound.width,
-            SPLITS=t.shape[0], SPAN=triton.next_power_of_2(t.shape[0]), R=bound.rank_block, TILE=rows.tile_rows,
+            SPLITS=t.shape[0], SPAN=triton.next_power_of_2(t.shape[0]), R=rows.rank_block, TILE=rows.tile_rows,
             FEW=FEW_ROWS, BN=cut.block_n, PRECISION=self._precision, num_warps=cut.num_warps,
             maxnreg=cut.max_registers,
         )  # fmt: skip

@@ -51,6 +51,13 @@ class RowsView:
     def tile_rows(self) -> int:
         return tile_rows_for(self.capacity)
 
+    @property
+    def rank_block(self) -> int:
+        """Rows of A that a program takes at a time: 16, which matrix units want at least, or more for prompts."""
+        if self.capacity <= MAX_DECODE_ROWS or self.max_rank <= 16:
+            return 16
+        return 32 if self.max_rank <= 32 else 64
+
 
 def num_words(capacity: int) -> int:
     """How many int32 words a step with room for `capacity` rows takes."""

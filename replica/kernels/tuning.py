@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from replica.kernels.rows import MAX_DECODE_ROWS, RowsView
 
 MAX_PRODUCT_ROWS = 128
+EXPAND_ELEMENTS = 4096
+"""Of B, that a program of the expand holds at a time: columns by rank."""
+
+MAX_PARTS_BY_RANK = 128
+"""Parts of K by rank in a step of many rows: the expand takes them through shared memory, all at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +53,15 @@ def shrink_config(rows: RowsView, num_projections: int, in_features: int, num_pr
     if rows.capacity <= MAX_DECODE_ROWS:
         return ShrinkConfig(most, 128, 4, 8 * num_processors, 2)
     num_tiles = -(-rows.capacity // rows.tile_rows)
-    splits = min(most, max(1, 4 * num_processors // (num_tiles * num_projections)))
+    wanted = max(1, 4 * num_processors // (num_tiles * num_projections))
+    splits = min(most, wanted, MAX_PARTS_BY_RANK // rows.rank_block)
     return ShrinkConfig(1 << (splits.bit_length() - 1), 128, 3, 8 * num_processors, 8)
 
 
-def expand_config(num_rows: int, num_processors: int) -> ExpandConfig:
+def expand_config(rows: RowsView, num_processors: int) -> ExpandConfig:
     """Few registers a thread in steps of few rows, so that many programs share the processors that the base leaves."""
-    if num_rows > MAX_DECODE_ROWS:
-        return ExpandConfig(256, 4 * num_processors, 4)
-    return ExpandConfig(256, 4 * num_processors, 4, max_registers=128)
+    max_registers = 128 if rows.capacity <= MAX_DECODE_ROWS else None
+    return ExpandConfig(EXPAND_ELEMENTS // rows.rank_block, 4 * num_processors, 4, max_registers)
 
 
 def product_config(num_rows: int, num_out: int, num_processors: int) -> ProductConfig | None:

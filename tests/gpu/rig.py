@@ -13,7 +13,7 @@ from replica.model.batch import ForwardBatch, LoraPair
 from replica.model.device_runner import DeviceRunner, StepLimits
 from tests.replica.model.packed import PackedRunner, Stream
 
-LIMITS = StepLimits(max_rows=512, max_sequences=32)
+LIMITS = StepLimits(max_rows=1024, max_sequences=32)
 BIG_HEADS = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 """Heads that FlashInfer has kernels for."""
 
