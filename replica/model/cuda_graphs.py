@@ -1,18 +1,20 @@
-"""Decode steps recorded once for each batch size, with adapters and without, and replayed. Knows nothing of models."""
+"""Steps recorded once for each number of rows, with adapters and without, and replayed. Knows nothing of models."""
 
 import gc
 import logging
 import time
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 logger = logging.getLogger(__name__)
 
+Recorded = TypeVar("Recorded")
 Replay = Callable[[], None]
 
 Cut = Callable[[int], None]
@@ -110,23 +112,18 @@ def bucket_sizes(max_num_seqs: int) -> tuple[int, ...]:
     return tuple(sorted(sizes | {max(2, max_num_seqs)}))
 
 
-class DecodeGraphs:
-    """One recording for each bucket, with adapters and without.
+class StepGraphs(ABC, Generic[Recorded]):
+    """One recording for each bucket of rows, with adapters and without."""
 
-    `run(bucket, has_lora)` computes a step from fixed addresses to fixed addresses; `plan(bucket, has_lora)` fills
-    them with a step of padding, before each recording.
-    """
-
-    def __init__(self, buckets: Sequence[int], recorder: Recorder, run: Callable[[int, bool], None]) -> None:
+    def __init__(self, buckets: Sequence[int]) -> None:
         self.buckets = tuple(buckets)
-        self._recorder, self._run = recorder, run
-        self._replays: dict[tuple[int, bool], Replay] = {}
+        self._recorded: dict[tuple[int, bool], Recorded] = {}
 
     def __repr__(self) -> str:
-        return f"DecodeGraphs(buckets={self.buckets}, recorded={len(self._replays)}, {type(self._recorder).__name__})"
+        return f"{type(self).__name__}(buckets={self.buckets}, recorded={len(self._recorded)})"
 
     def __len__(self) -> int:
-        return len(self._replays)
+        return len(self._recorded)
 
     def bucket(self, num_rows: int) -> int | None:
         """The smallest bucket that holds so many rows; None when none does."""
@@ -134,18 +131,32 @@ class DecodeGraphs:
         return self.buckets[place] if place < len(self.buckets) else None
 
     def record_all(self, plan: Callable[[int, bool], None], with_lora: bool) -> None:
-        """Record every bucket, the largest first, so that the others fit into its memory."""
+        """Record every bucket, the largest first, so that the others fit into its memory.
+
+        `plan(bucket, has_lora)` fills the buffers with a step of padding, before each recording.
+        """
         with quick_collections():
             for bucket in reversed(self.buckets):
                 for has_lora in (False, True) if with_lora else (False,):
                     plan(bucket, has_lora)
-                    self._replays[bucket, has_lora] = self._recorder.record(self._once(bucket, has_lora))
+                    self._recorded[bucket, has_lora] = self._record(bucket, has_lora)
+
+    @abstractmethod
+    def _record(self, bucket: int, has_lora: bool) -> Recorded: ...
+
+
+class DecodeGraphs(StepGraphs[Replay]):
+    """Steps of one row a sequence. `run(bucket, has_lora)` computes one from fixed addresses to fixed addresses."""
+
+    def __init__(self, buckets: Sequence[int], recorder: Recorder, run: Callable[[int, bool], None]) -> None:
+        super().__init__(buckets)
+        self._recorder, self._run = recorder, run
 
     def replay(self, bucket: int, has_lora: bool) -> None:
-        self._replays[bucket, has_lora]()
+        self._recorded[bucket, has_lora]()
 
-    def _once(self, bucket: int, has_lora: bool) -> Callable[[], None]:
-        return lambda: self._run(bucket, has_lora)
+    def _record(self, bucket: int, has_lora: bool) -> Replay:
+        return self._recorder.record(lambda: self._run(bucket, has_lora))
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -198,13 +197,12 @@ class DeviceRunner:
             recorder = GraphRecorder()
         self._recorder: Recorder = recorder
         self._graphs = DecodeGraphs(buckets, recorder, self._run_decode)
-        self._most_tiles = partial(most_tiles, max_segments=most)
         self._prompt_graphs: PromptGraphs | None = None
         if isinstance(self._attention, CutAttention):
             rows = row_buckets(limits.max_rows)
             slots = self._buffers.views["slots"][: max(rows, default=0)]
-            self._seams = Seams(self._attention, self._attention.layers, slots, self._cache.keys[0].dtype)
-            self._prompt_graphs = PromptGraphs(rows, recorder, self._run_prompt, self._seams)
+            seams = Seams(self._attention, self._attention.layers, slots, self._cache.keys[0].dtype)
+            self._prompt_graphs = PromptGraphs(rows, recorder, self._run_prompt, seams)
 
     def _decode_step(self, batch: ForwardBatch, bucket: int) -> torch.Tensor:
         started_s = time.perf_counter()
@@ -241,18 +239,23 @@ class DeviceRunner:
 
     def _run_decode(self, bucket: int, has_lora: bool) -> None:
         """From the decode buffers to `self._logits`; what a graph captures."""
-        views, lora = self._decode_buffers.views, None
-        if has_lora:
-            assert self._adapters is not None, "segments, but no adapters are attached"
-            rows = RowsView(views["lora"][: num_words(bucket)], bucket, bucket, self._adapters.max_rank)
-            lora = StepLora(self._adapters.kernels, rows)
+        views = self._decode_buffers.views
+        lora = self._recorded_lora(views["lora"], bucket) if has_lora else None
         with self.state.running(self._attention, bucket, lora):
             logits = self._call(views["token_ids"][:bucket], views["positions"][:bucket], 0)
         self._logits[:bucket].copy_(logits)
 
+    def _recorded_lora(self, words: torch.Tensor, bucket: int) -> StepLora:
+        """LoRA of any step of `bucket` rows, whoever's they turn out to be."""
+        assert self._adapters is not None, "segments, but no adapters are attached"
+        num_tiles = most_tiles(bucket, max_segments=len(self._logits))
+        rows = RowsView(words[: num_words(bucket)], bucket, num_tiles, self._adapters.max_rank)
+        return StepLora(self._adapters.kernels, rows)
+
     def _prompt_bucket(self, batch: ForwardBatch) -> int | None:
-        """The recorded step that can compute this one."""
-        if self._prompt_graphs is None or batch.logit_rows.shape[0] > len(self._logits):
+        """The recorded step that can compute this one: they have room for the logits and adapters of as many sequences
+        as there may be."""
+        if self._prompt_graphs is None or max(batch.logit_rows.shape[0], len(batch.segments)) > len(self._logits):
             return None
         return self._prompt_graphs.bucket(batch.token_ids.shape[0])
 
@@ -275,16 +278,12 @@ class DeviceRunner:
         pack_rows((), bucket, host.arrays["lora"])
         self._buffers.send(host)
 
-    def _run_prompt(self, bucket: int, has_lora: bool) -> None:
+    def _run_prompt(self, bucket: int, has_lora: bool, seams: Seams) -> None:
         """From the buffers to `self._logits`; what is recorded in pieces."""
-        views, lora = self._buffers.views, None
-        if has_lora:
-            assert self._adapters is not None, "segments, but no adapters are attached"
-            words = views["lora"][: num_words(bucket)]
-            rows = RowsView(words, bucket, self._most_tiles(bucket), self._adapters.max_rank)
-            lora = StepLora(self._adapters.kernels, rows)
+        views = self._buffers.views
+        lora = self._recorded_lora(views["lora"], bucket) if has_lora else None
         num_logits = min(bucket, len(self._logits))
-        with self.state.running(self._seams, bucket, lora):
+        with self.state.running(seams, bucket, lora):
             logit_rows = views["logit_rows"][:num_logits]
             logits = self._call(views["token_ids"][:bucket], views["positions"][:bucket], logit_rows)
         self._logits[:num_logits].copy_(logits)

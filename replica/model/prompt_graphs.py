@@ -6,13 +6,13 @@ layer attends, and the next one begins behind it; a replay runs the pieces, and 
 piecewise CUDA graphs.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 
-from replica.model.cuda_graphs import Cut, Pieces, quick_collections
+from replica.model.cuda_graphs import Cut, Pieces, StepGraphs
 from replica.model.paged_attention import ScoreRule
 from replica.model.step_attention import CutAttention, LayerHeads
 
@@ -36,20 +36,30 @@ class Seams:
         widest = max(heads.num_heads * max(heads.shape.key_dim, heads.shape.value_dim) for heads in layers)
         self._queries, self._answers = torch.zeros(2, len(slots) * widest, dtype=dtype, device=slots.device)
         self._shapes = [(heads.num_heads, heads.shape.key_dim, heads.shape.value_dim) for heads in layers]
-        self.cut: Cut = lambda layer: None
+        self._cut: Cut | None = None
 
     def __repr__(self) -> str:
         return f"Seams({len(self._slots)} rows, {len(self._shapes)} layers)"
+
+    @contextmanager
+    def cut_by(self, cut: Cut) -> Iterator[None]:
+        """Inside, `cut` is called where a layer attends."""
+        self._cut = cut
+        try:
+            yield
+        finally:
+            self._cut = None
 
     def attend_layer(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: ScoreRule
     ) -> torch.Tensor:
         """Write keys and values, put the queries by, cut; what is returned is filled at the cut."""
+        assert self._cut is not None, "attention outside a step"
         num_rows = q.shape[0]
         queries, answers = self._places(layer, num_rows)
         self._attention.write_layer(layer, k, v, self._slots[:num_rows])
         queries.copy_(q)
-        self.cut(layer)
+        self._cut(layer)
         return answers
 
     def attend(self, layer: int, num_rows: int) -> None:
@@ -63,49 +73,27 @@ class Seams:
         return queries, answers
 
 
-class PromptGraphs:
-    """One recording for each number of rows, with adapters and without.
-
-    `run(bucket, has_lora)` computes a step whose attention is `seams`; `plan(bucket, has_lora)` fills the buffers with
-    a step of padding, before each recording.
-    """
+class PromptGraphs(StepGraphs[Pieces]):
+    """Steps with prompts. `run(bucket, has_lora, seams)` computes one whose attention is `seams`."""
 
     def __init__(
-        self, buckets: Sequence[int], recorder: PieceRecorder, run: Callable[[int, bool], None], seams: Seams
+        self, buckets: Sequence[int], recorder: PieceRecorder, run: Callable[[int, bool, Seams], None], seams: Seams
     ) -> None:
-        self.buckets = tuple(buckets)
+        super().__init__(buckets)
         self._recorder, self._run, self._seams = recorder, run, seams
-        self._replays: dict[tuple[int, bool], Pieces] = {}
-
-    def __repr__(self) -> str:
-        return f"PromptGraphs(buckets={self.buckets}, recorded={len(self._replays)})"
-
-    def __len__(self) -> int:
-        return len(self._replays)
-
-    def bucket(self, num_rows: int) -> int | None:
-        """The smallest bucket that holds so many rows; None when none does."""
-        place = bisect_left(self.buckets, num_rows)
-        return self.buckets[place] if place < len(self.buckets) else None
-
-    def record_all(self, plan: Callable[[int, bool], None], with_lora: bool) -> None:
-        """Record every bucket, the largest first, so that the others fit into its memory."""
-        with quick_collections():
-            for bucket in reversed(self.buckets):
-                for has_lora in (False, True) if with_lora else (False,):
-                    plan(bucket, has_lora)
-                    self._replays[bucket, has_lora] = self._recorder.record_pieces(self._once(bucket, has_lora))
 
     def replay(self, bucket: int, has_lora: bool, num_rows: int) -> None:
         """Run a step, of which the first `num_rows` rows are real."""
-        self._replays[bucket, has_lora](lambda layer: self._seams.attend(layer, num_rows))
+        self._recorded[bucket, has_lora](lambda layer: self._seams.attend(layer, num_rows))
 
-    def _once(self, bucket: int, has_lora: bool) -> Pieces:
+    def _record(self, bucket: int, has_lora: bool) -> Pieces:
+        run_step, seams = self._run, self._seams
+
         def run(cut: Cut) -> None:
-            self._seams.cut = cut
-            self._run(bucket, has_lora)
+            with seams.cut_by(cut):
+                run_step(bucket, has_lora, seams)
 
-        return run
+        return self._recorder.record_pieces(run)
 
 
 def row_buckets(max_rows: int) -> tuple[int, ...]:

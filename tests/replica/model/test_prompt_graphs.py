@@ -1,11 +1,13 @@
 """Steps with prompts, recorded in pieces: which there are, where they are cut, and that they compute what others do."""
 
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 
+from replica.model.batch import ForwardBatch, LoraSegment, SequenceSpan
 from replica.model.cuda_graphs import Cut, DirectRecorder, Pieces
 from replica.model.flashinfer_attention import FlashInferAttention
 from replica.model.paged_attention import LayerShape, ScoreRule
@@ -60,9 +62,9 @@ def test_a_layer_writes_first_and_answers_at_the_cut() -> None:
     attention = TwiceTheQueries()
     seams = Seams(attention, attention.layers, torch.tensor([4, 5, -1, -1]), torch.float32)
     cuts: list[int] = []
-    seams.cut = cuts.append
     q = torch.arange(12.0).reshape(3, 2, 2)
-    answers = seams.attend_layer(1, q, torch.zeros(3, 1, 2), torch.zeros(3, 1, 3), RULE)
+    with seams.cut_by(cuts.append):
+        answers = seams.attend_layer(1, q, torch.zeros(3, 1, 2), torch.zeros(3, 1, 3), RULE)
     assert (attention.written, cuts) == ([(1, [4, 5, -1])], [1])
     assert bool((answers == 0).all())
     seams.attend(1, num_rows=2)
@@ -75,7 +77,7 @@ def test_a_replay_attends_for_the_real_rows_at_each_cut() -> None:
     seams = Seams(attention, attention.layers, torch.full((8,), -1), torch.float32)
     seen: list[tuple[int, bool, torch.Tensor]] = []
 
-    def run(bucket: int, has_lora: bool) -> None:
+    def run(bucket: int, has_lora: bool, seams: Seams) -> None:
         q = torch.ones(bucket, 2, 2)
         k, v = torch.zeros(bucket, 1, 2), torch.zeros(bucket, 1, 3)
         for layer in range(2):
@@ -138,3 +140,33 @@ def test_a_step_in_pieces_calls_what_it_is_given() -> None:
 
     DirectRecorder().record_pieces(run)(calls.append)
     assert calls == [7]
+
+
+@pytest.mark.usefixtures("_flashinfer")
+def test_a_new_cache_leaves_nothing_that_knows_the_old_one(model_folder: ModelFolder) -> None:
+    device = DeviceBase(model_folder("llama"))
+    device.allocate_kv(16, 4)
+    assert device.base._cache is not None
+    old = weakref.ref(device.base._cache)
+    device.runner.release()
+    device.base._cache = None
+    assert old() is None
+
+
+@pytest.mark.usefixtures("_flashinfer")
+def test_a_step_of_more_adapters_than_sequences_is_launched_as_it_is(model_folder: ModelFolder) -> None:
+    device = DeviceBase(model_folder("llama"))
+    device.allocate_kv(16, 4)
+    most = device.limits.max_sequences
+
+    def step(num_segments: int) -> ForwardBatch:
+        return ForwardBatch(
+            token_ids=torch.zeros(30, dtype=torch.int64),
+            positions=torch.arange(30),
+            spans=(SequenceSpan(30, 30, tuple(range(8))),),
+            logit_rows=torch.tensor([29]),
+            segments=tuple(LoraSegment(row, row + 1, 0, {}) for row in range(num_segments)),
+        )
+
+    assert device.runner._prompt_bucket(step(most)) == 32
+    assert device.runner._prompt_bucket(step(most + 1)) is None
