@@ -21,8 +21,8 @@ Sums = list[int]
 class UsageLedger:
     """What this process has counted and the registry has not acknowledged.
 
-    With more than `max_entries` waiting (the registry is away for long) the hours are merged into the latest one; only
-    when there are still too many, what new consumers use is dropped, and `num_lost` counts it.
+    With more than `max_entries` waiting (the registry is away for long) the hours are merged into this one; only when
+    there are still too many, what new consumers use is dropped, and `num_lost` counts it.
     """
 
     def __init__(
@@ -74,8 +74,10 @@ class UsageLedger:
             self._sent = None
 
     def _open(self, key: tuple[int, Consumer]) -> Sums | None:
-        if len(self._waiting) >= self._max_entries:
-            self._merge_hours()
+        hour_s, _ = key
+        oldest_s = next((waiting_s for waiting_s, _ in self._waiting), hour_s)
+        if len(self._waiting) >= self._max_entries and oldest_s < hour_s:
+            self._merge_into(hour_s)
         if key not in self._waiting and len(self._waiting) >= self._max_entries:
             self.num_lost += 1
             if self.num_lost == 1:
@@ -83,11 +85,10 @@ class UsageLedger:
             return None
         return self._waiting.setdefault(key, [0, 0, 0, 0])
 
-    def _merge_hours(self) -> None:
-        latest_s = max(hour_s for hour_s, _ in self._waiting)
+    def _merge_into(self, hour_s: int) -> None:
         merged: dict[tuple[int, Consumer], Sums] = {}
         for (_, consumer), sums in self._waiting.items():
-            into = merged.setdefault((latest_s, consumer), [0, 0, 0, 0])
+            into = merged.setdefault((hour_s, consumer), [0, 0, 0, 0])
             for place, value in enumerate(sums):
                 into[place] += value
         self._waiting = merged

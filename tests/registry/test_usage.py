@@ -224,6 +224,19 @@ class TestLedger:
         assert sum(entry.device_ns for entry in entries) == 300
         assert ledger.num_lost == 0
 
+    def test_consumers_that_wait_already_lose_nothing_in_the_next_hour(self) -> None:
+        now_s = [0.0]
+        ledger = UsageLedger("g", lambda: now_s[0], max_entries=3)
+        for _ in range(4):
+            for tenant in "abc":
+                ledger.add(Consumer(tenant), requests=1)
+            now_s[0] += HOUR_S
+        entries = self._all(ledger)
+        assert {(entry.tenant, entry.hour_s): entry.requests for entry in entries} == {
+            (tenant, 3 * HOUR_S): 4 for tenant in "abc"
+        }
+        assert ledger.num_lost == 0
+
     def test_memory_is_bounded_and_the_loss_is_told(self, caplog: pytest.LogCaptureFixture) -> None:
         ledger = UsageLedger("g", lambda: 0.0, max_entries=5)
         for number in range(20):
