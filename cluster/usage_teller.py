@@ -32,11 +32,16 @@ async def tell_forever(ledger: UsageLedger, taker: UsageTaker, period_s: float =
 
 
 async def tell_last(ledger: UsageLedger, taker: UsageTaker) -> None:
-    """Hand over what is left when the process ends; what the registry cannot take now is lost, and told."""
+    """Hand over what is left when the process ends; what the registry cannot take now is lost, and told.
+
+    Raises nothing: there is more to do before the process is gone.
+    """
     try:
         await tell(ledger, taker)
     except RegistryError as error:
         logger.warning("usage that was not handed over is lost: %s", error.message)
+    except Exception:
+        logger.exception("usage that was not handed over is lost")
 
 
 async def tell(ledger: UsageLedger, taker: UsageTaker) -> None:
