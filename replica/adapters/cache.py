@@ -184,9 +184,13 @@ class AdapterCache:
         self._planner.plan(manifest)
 
     def image_bytes(self, digest: str) -> int:
-        """What an adapter takes of the arena; 0 when it is not known or can never come."""
+        """What an adapter takes of the arena; 0 when it is not known or can never come.
+
+        Reads its manifest only if nothing planned its image before, as staging and loading do on other threads.
+        """
+        known = self._planner.num_bytes(digest)
         try:
-            return self._planner.plan(self._store.manifest(digest)).num_bytes
+            return self._planner.plan(self._store.manifest(digest)).num_bytes if known is None else known
         except ReplicaError:
             return 0
 
@@ -248,6 +252,7 @@ class AdapterCache:
         """Drop an adapter from host and slot; a pinned slot serves its leases first. Takes effect at the next call."""
         self._host.forget(digest)
         self._loader.forget_failure(digest)
+        self._planner.forget(digest)
         self._forgotten.append(digest)
 
     def close(self) -> None:

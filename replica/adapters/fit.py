@@ -1,4 +1,4 @@
-"""Whether an adapter can be held at all, under the budgets of the tiers. Pure."""
+"""Whether an adapter can be held at all, under the budgets of the tiers. Touches no files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +22,16 @@ class Budgets:
 
 
 class ImagePlanner:
-    """Plans the images of one base model and refuses what no tier budget could ever hold."""
+    """Plans the images of one base model and refuses what no tier budget could ever hold. Safe from any thread.
+
+    The size of each image that was planned is known until the adapter is forgotten.
+    """
 
     def __init__(self, sites: Sequence[Site], dtype: torch.dtype, budgets: Budgets) -> None:
         self._sites: Mapping[str, Site] = {site.path: site for site in sites}
         self._dtype = dtype
         self._budgets = budgets
+        self._num_bytes: dict[str, int] = {}
 
     def plan(self, manifest: AdapterManifest) -> ImageLayout:
         """Raises AdapterTooLarge naming the limit, AdapterUnavailable when a module does not fit the base."""
@@ -41,4 +45,12 @@ class ImagePlanner:
         for name, needed, limit in needs:
             if needed > limit:
                 raise AdapterTooLarge(f"adapter {manifest.digest} needs {name} of {needed}; it is {limit}")
+        self._num_bytes[manifest.digest] = layout.num_bytes
         return layout
+
+    def num_bytes(self, digest: str) -> int | None:
+        """The size of an image that was planned before."""
+        return self._num_bytes.get(digest)
+
+    def forget(self, digest: str) -> None:
+        self._num_bytes.pop(digest, None)

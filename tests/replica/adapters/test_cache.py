@@ -186,6 +186,23 @@ def test_adapter_that_can_never_fit_is_refused_naming_the_limit(tmp_path: Path, 
         small.use(ADAPTERS[4])
 
 
+def test_the_size_of_an_image_is_read_from_its_manifest_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bench(tmp_path) as fleet:
+        assert fleet.cache.image_bytes(ADAPTERS[0].digest) == 0, "it is not known"
+        fleet.stage(*ADAPTERS[:3])
+        fleet.cache.check_fits(ADAPTERS[0].manifest)
+        fleet.use(ADAPTERS[1])
+        read: list[str] = []
+        manifest = fleet.store.manifest
+        monkeypatch.setattr(fleet.store, "manifest", lambda digest: read.append(digest) or manifest(digest))
+        for made in [*ADAPTERS[:3], *ADAPTERS[:3]]:
+            assert fleet.cache.image_bytes(made.digest) == R8_BYTES
+        assert read == [ADAPTERS[2].digest]
+        fleet.store.forget(ADAPTERS[0].digest)
+        fleet.cache.forget(ADAPTERS[0].digest)
+        assert fleet.cache.image_bytes(ADAPTERS[0].digest) == 0
+
+
 def test_check_fits_knows_the_node_store_too() -> None:
     planner = ImagePlanner(SITES, torch.float32, Budgets(64, MIB, MIB, ADAPTERS[0].manifest.blob_bytes - 1))
     with pytest.raises(AdapterTooLarge, match="node_store_bytes"):
