@@ -10,10 +10,10 @@ from operator import attrgetter
 from replica.config import MetricsConfig
 from replica.messages import FinishReason, GenerateRequest
 from replica.model.batch import ForwardBatch
-from replica.readings import DIGEST_LABEL_LENGTH
 from replica.sequence import Sequence
 from telemetry import catalogue
 from telemetry.cap import OTHER, Capped
+from telemetry.catalogue import DIGEST_LABEL_LENGTH
 from telemetry.exporter import Exporter, Reader
 from telemetry.series import Counter, Family, Histogram
 

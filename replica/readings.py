@@ -6,10 +6,9 @@ from replica.adapters.stats import CacheStats
 from replica.engine import EngineCounts, TenantState
 from telemetry import catalogue
 from telemetry.cap import OTHER
+from telemetry.catalogue import DIGEST_LABEL_LENGTH
 from telemetry.exporter import Reading
 from telemetry.metric import Metric
-
-DIGEST_LABEL_LENGTH = 12
 
 
 class EngineReadings:

@@ -7,9 +7,8 @@ from registry.types import AdapterRecord, VersionState
 from router.meters import Key
 from router.placement import Placement
 from telemetry import catalogue
+from telemetry.catalogue import DIGEST_LABEL_LENGTH
 from telemetry.exporter import Reading
-
-DIGEST_LABEL_LENGTH = 12
 
 
 class GatewayReadings:

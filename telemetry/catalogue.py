@@ -1,7 +1,7 @@
 """Every metric that the fleet exports. `docs/metrics.md` lists the same, and a test holds the two to each other.
 
 Names, labels and buckets here are an interface: dashboards, alerts and `lorafleet top` read them. `model` is an
-adapter's name in the catalog, `adapter` the first 12 digits of a version's digest; no label is ever a client's text.
+adapter's name in the catalog, `adapter` the first digits of a version's digest; no label is ever a client's text.
 """
 
 from telemetry.metric import Metric, counter, gauge, histogram
@@ -15,6 +15,8 @@ STAGING_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 BY_MODEL = ("model", "version")
+DIGEST_LABEL_LENGTH = 12
+"""Digits of a digest in `adapter`: replicas and gateways cut alike, or their series cannot be joined."""
 
 REQUESTS = counter(
     "requests",
