@@ -146,7 +146,10 @@ async def dashboard_fleet(folder: Path, shape: Shape | None = None) -> AsyncIter
         tokenizer_json = (resolve_base(config) / "tokenizer.json").read_bytes()
         token_id = ord(LETTER) - 33
         pace = {"step_s": shape.step_s, "token_s": shape.token_s}
-        return PacedModel(real.spec, tokenizer_json, sites=real.sites, token_id=token_id, **pace)
+        kv_token_bytes = real.kv_bytes_per_block(1)
+        return PacedModel(
+            real.spec, tokenizer_json, sites=real.sites, token_id=token_id, kv_token_bytes=kv_token_bytes, **pace
+        )
 
     config = ReplicaConfig(
         model=ModelConfig(base=str(base), device="cpu", num_threads=1),

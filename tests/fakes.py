@@ -127,6 +127,7 @@ class PacedModel:
     """A base for benchmarks of everything around it: a step takes a set time, and every token is the same.
 
     A step sleeps `step_s` plus `token_s` for each token of the batch; `token_id` is what a greedy choice gives.
+    `kv_token_bytes` is what the KV cache would keep of a token, by which loads of adapters are charged.
     """
 
     device = torch.device("cpu")
@@ -141,6 +142,7 @@ class PacedModel:
         step_s: float = 0.01,
         token_s: float = 0.0,
         token_id: int = 0,
+        kv_token_bytes: int = 1,
     ) -> None:
         self.spec = spec
         self.tokenizer_json = tokenizer_json
@@ -150,6 +152,7 @@ class PacedModel:
         self.eos_token_ids = frozenset(spec.eos_token_ids)
         self._step_s = step_s
         self._token_s = token_s
+        self._kv_token_bytes = kv_token_bytes
         self._row = torch.zeros(1, spec.vocab_size)
         self._row[0, token_id] = 10.0
 
@@ -161,7 +164,7 @@ class PacedModel:
         return lambda config: cls(spec, tokenizer_json, **pace)  # type: ignore[arg-type]
 
     def kv_bytes_per_block(self, block_size: int) -> int:
-        return block_size
+        return self._kv_token_bytes * block_size
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         """Nothing is kept."""
