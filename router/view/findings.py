@@ -35,8 +35,8 @@ def _service(report: FleetReport) -> Iterator[Finding]:
         yield Finding(severity="bad", code="registry_silent", text=text)
     failures, requests = report.totals.failures_per_s, report.totals.requests_per_s
     if requests > 0 and failures / requests > 0.05:
-        text = f"{failures / requests:.0%} of calls fail ({failures:.1f} a second)"
-        yield Finding(severity="bad", code="failing", text=text.replace("%", " %"))
+        text = f"{percent(failures / requests)} of calls fail ({failures:.1f} a second)"
+        yield Finding(severity="bad", code="failing", text=text)
 
 
 def _tenants(report: FleetReport) -> Iterator[Finding]:

@@ -9,11 +9,10 @@ from router.view import figures
 from router.view.figures import Figure, Key
 from router.view.records import ReplicaView, SlotRow
 from router.view.window import Window
+from telemetry.catalogue import DIGEST_LABEL_LENGTH
 
 Names = Mapping[str, Key]
 """The first digits of a digest -> the adapter's name and the version's number, as metrics say them."""
-
-LABEL_LENGTH = 12
 
 
 def replica_views(
@@ -73,7 +72,8 @@ def _slot_rows(
 def _slot_row(slot: SlotView, names: Names, starts: Mapping[Key, float]) -> SlotRow:
     if slot.digest is None:
         return SlotRow(slot.use, None, None, 0, 0.0)
-    key = names.get(slot.digest[:LABEL_LENGTH], (slot.digest[:LABEL_LENGTH], ""))
+    label = slot.digest[:DIGEST_LABEL_LENGTH]
+    key = names.get(label, (label, ""))
     return SlotRow(slot.use, key[0], int(key[1]) if key[1] else None, slot.num_pins, round(starts.get(key, 0.0), 2))
 
 

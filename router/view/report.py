@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.gateway_readings import names_of_digests
+from router.metrics import BASE_LABEL
 from router.view import figures
 from router.view.adapters import adapter_rows, adapter_table
 from router.view.findings import findings
@@ -24,7 +25,6 @@ from router.view.window import Window
 
 MAX_TENANTS = 100
 MAX_ROLLOUTS = 100
-BASE_LABEL = "base"
 
 
 @dataclass(frozen=True, slots=True)
