@@ -116,6 +116,13 @@ class AffinityPolicy:
         whole = math.fsum(member.weight for member in self._members if member.replica_id in replica_ids)
         return self._bound(total, whole, whole / len(replica_ids) if weight is None else weight)
 
+    def bounds(self, loads: Mapping[str, int]) -> list[tuple[Member, int]]:
+        """Every member with its load bound over all of them, at the loads of this moment. Any thread may ask."""
+        members = self._members
+        total = sum(loads.get(member.replica_id, 0) for member in members)
+        whole = math.fsum(member.weight for member in members)
+        return [(member, self._bound(total, whole, member.weight)) for member in members]
+
     def _bound(self, total: int, whole: float, weight: float) -> int:
         return max(self._min_bound, math.ceil(self._load_factor * (total + 1) * (weight / whole)))
 

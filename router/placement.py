@@ -127,11 +127,10 @@ class Placement:
         return self._loads.get(replica_id, 0)
 
     def loads(self) -> list[tuple[str, int, int]]:
-        """Replica id, load and the load at which it takes no more, of every replica of the catalog."""
-        members, ids = self._policy.members, [member.replica_id for member in self._policy.members]
+        """Replica id, load and the load at which it takes no more, of every replica; any thread may ask."""
+        loads = self._loads
         return [
-            (member.replica_id, self.load(member.replica_id), self._policy.bound(self._loads, ids, member.weight))
-            for member in members
+            (member.replica_id, loads.get(member.replica_id, 0), bound) for member, bound in self._policy.bounds(loads)
         ]
 
     @property

@@ -93,6 +93,29 @@ def test_rank_of_the_base_is_by_load() -> None:
     assert list(policy(3).rank(None, {"r0": 5, "r1": 1, "r2": 3})) == ["r1", "r2", "r0"]
 
 
+def test_bounds_are_each_replicas_bound_over_all() -> None:
+    made = policy(1, min_bound=1)
+    weighed = [Member(index, f"r{index}", weight=weight) for index, weight in enumerate((1.0, 2.0, 5.0))]
+    made.update(NAMES, weighed)
+    loads = {"r0": 7, "r1": 1, "r2": 30}
+    ids = [member.replica_id for member in weighed]
+    assert made.bounds(loads) == [(member, made.bound(loads, ids, member.weight)) for member in weighed]
+    made.update(NAMES, [])
+    assert made.bounds(loads) == []
+
+
+def test_bounds_are_of_one_moment_though_replicas_leave_meanwhile() -> None:
+    """A scrape asks from a thread of its own."""
+    made = policy(3)
+
+    class LastReplicasLeave(dict[str, int]):
+        def get(self, key: str, default: object = 0) -> int:  # type: ignore[override]
+            made.update(NAMES, [])
+            return 0
+
+    assert [member.replica_id for member, _ in made.bounds(LastReplicasLeave())] == ["r0", "r1", "r2"]
+
+
 def test_load_bound_is_never_below_one_in_a_large_idle_fleet() -> None:
     """100 replicas and 3 requests in flight: a rounded-down mean would make every replica look full."""
     assert load_bound(3, 100, load_factor=1.0, min_bound=1) == 1
