@@ -17,12 +17,13 @@ import torch
 from registry.types import AdapterManifest, TensorInfo
 from replica.adapters.files import BytesChanged
 from replica.adapters.host_memory import HostBlock
-from replica.adapters.tensor_file import BadTensorFile, Bytes, TensorFile, bytes_of, cast_into, dtype_of, is_finite
+from replica.adapters.tensor_file import BadTensorFile, TensorFile, bytes_of, cast_into, dtype_of, is_finite, read_ahead
 from replica.adapters.weights import AdapterImage, ImageLayout
 from replica.errors import AdapterUnavailable
 
 _MIN_PIECE_BYTES = 1 << 20
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,13 @@ class ImageReader:
             raise AdapterUnavailable(f"adapter {manifest.digest}: its file cannot be read: {error}") from error
         return AdapterImage(manifest.digest, layout, data, block, spent.convert_share)
 
+    def expect(self, path: Path) -> None:
+        """Have the disk begin with a file that will be read soon; does not wait, and does nothing with one thread."""
+        if self._threads is None:
+            return
+        for part in range(self._num_threads):
+            self._threads.submit(read_ahead, path, part, self._num_threads)
+
     def close(self) -> None:
         if self._threads is not None:
             self._threads.shutdown(wait=True)
@@ -84,15 +92,13 @@ class ImageReader:
         parts = _parts(file, manifest, layout)
         _clear_gaps(parts, data)
         size = max(_MIN_PIECE_BYTES, layout.num_bytes // (2 * self._num_threads))
-        self._run(lambda piece: _read_piece(file, piece, data, spent), _pieces(parts, size))
-        step = size // layout.dtype.itemsize
-        good = self._run(spent.checked, [data[first : first + step] for first in range(0, data.numel(), step)])
-        if not all(good):
-            bad = next(part for part in parts if not is_finite(data[part.first : part.last]))
-            message = f"{bad.info.key} has values that are not finite in {data.dtype}"
+        found = self._run(lambda piece: _read_piece(file, piece, data, spent), _pieces(parts, size))
+        bad = next((key for key in found if key is not None), None)
+        if bad is not None:
+            message = f"{bad} has values that are not finite in {data.dtype}"
             raise AdapterUnavailable(f"adapter {manifest.digest}: {message}")
 
-    def _run(self, function: Callable[[T], bool], items: Sequence[T]) -> list[bool]:
+    def _run(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Apply `function` to all items. When it raises, nothing of it runs on any more."""
         if self._threads is None or len(items) == 1:
             return [function(item) for item in items]
@@ -147,37 +153,35 @@ class _Spent:
         convert_s = sum(self.convert_s)
         return convert_s / max(convert_s + sum(self.read_s), 1e-9)
 
-    def checked(self, data: torch.Tensor) -> bool:
-        """Whether all values are finite, counted as converting."""
-        started_s = time.perf_counter()
-        good = is_finite(data)
-        self.convert_s.append(time.perf_counter() - started_s)
-        return good
 
+def _read_piece(file: TensorFile, parts: Sequence[_Part], data: torch.Tensor, spent: _Spent) -> str | None:
+    """Bring tensors to their places, some by way of scratch memory, and compare their digests.
 
-def _read_piece(file: TensorFile, parts: Sequence[_Part], data: torch.Tensor, spent: _Spent) -> bool:
-    """Bring tensors to their places, some by way of scratch memory, and compare their digests."""
-    started_s, converted_s = time.perf_counter(), 0.0
-    file.read_ahead(parts[0].start, parts[-1].end)
-    targets = [_target(part, data) for part in parts]
+    Returns the key of one with values that are not finite in the dtype of `data`. A tensor is looked at while the
+    processor has it at hand, and with few calls: all threads share the interpreter's lock.
+    """
+    started_s, converted_s, bad = time.perf_counter(), 0.0, None
+    image, size = memoryview(bytes_of(data)), data.element_size()
+    places = [image[part.first * size : part.last * size] for part in parts]
+    targets = [
+        place if part.lies_as_in(data) else memoryview(bytearray(part.end - part.start))
+        for part, place in zip(parts, places, strict=True)
+    ]
     for first, last in _runs(parts):
-        file.read_into(parts[first].start, [target.data for target in targets[first:last]])
-    for part, target in zip(parts, targets, strict=True):
-        if hashlib.sha256(target.data).hexdigest() != part.info.sha256:
+        file.read_into(parts[first].start, targets[first:last])
+    for part, place, target in zip(parts, places, targets, strict=True):
+        if hashlib.sha256(target).hexdigest() != part.info.sha256:
             raise BadTensorFile(f"{part.info.key} has other bytes than were uploaded")
+        before_s = time.perf_counter()
         if not part.lies_as_in(data):
-            before_s = time.perf_counter()
-            _convert(part, torch.from_numpy(target).view(dtype_of(part.info)), data[part.first : part.last])
-            converted_s += time.perf_counter() - before_s
+            source = torch.frombuffer(target, dtype=dtype_of(part.info))
+            _convert(part, source, data[part.first : part.last])
+        if not is_finite(place, data.dtype):
+            bad = bad or part.info.key
+        converted_s += time.perf_counter() - before_s
     spent.read_s.append(time.perf_counter() - started_s - converted_s)
     spent.convert_s.append(converted_s)
-    return True
-
-
-def _target(part: _Part, data: torch.Tensor) -> Bytes:
-    if part.lies_as_in(data):
-        return bytes_of(data[part.first : part.last])
-    return bytes_of(torch.empty(part.end - part.start, dtype=torch.uint8))
+    return bad
 
 
 def _convert(part: _Part, source: torch.Tensor, target: torch.Tensor) -> None:

@@ -32,6 +32,8 @@ class AdapterFiles(Protocol):
 
     def holds(self, digest: str) -> bool: ...
 
+    def path(self, digest: str) -> Path: ...
+
     def manifest(self, digest: str) -> AdapterManifest: ...
 
     def open(self, digest: str) -> Path: ...
@@ -138,6 +140,7 @@ class ImageLoader:
                 flight.tier = "blob"
                 self._fetchers.submit(self._fetch, flight)
                 return
+            self._reader.expect(self._files.path(flight.digest))
             image = self._load(flight)
         except Exception as error:
             self._settle(flight, error=_as_replica_error(flight.digest, error))

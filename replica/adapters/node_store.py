@@ -99,6 +99,10 @@ class NodeStore:
         """Whether the bytes are here at this moment."""
         return _is_digest(digest) and self._file(digest).exists()
 
+    def path(self, digest: str) -> Path:
+        """Where the bytes are, or would be."""
+        return self._file(digest)
+
     def manifest(self, digest: str) -> AdapterManifest:
         """Read a manifest. Raises UnknownAdapter when it was never staged, AdapterUnavailable when it is damaged."""
         try:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -54,10 +55,6 @@ class TensorFile:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
-
-    def read_ahead(self, start: int, end: int) -> None:
-        """Tell the kernel that bytes [start, end) are about to be read."""
-        os.posix_fadvise(self._descriptor, start, end - start, os.POSIX_FADV_WILLNEED)
 
     def place(self, info: TensorInfo) -> tuple[int, int]:
         """Where in the file a tensor's bytes are, [start, end): little-endian and row by row."""
@@ -116,12 +113,23 @@ def cast_into(target: torch.Tensor, source: torch.Tensor) -> None:
         target[start : start + _CAST_ELEMENTS].copy_(source[start : start + _CAST_ELEMENTS])
 
 
-def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether no value of a 1-D CPU tensor is NaN or infinite.
+def is_finite(data: memoryview, dtype: torch.dtype) -> bool:
+    """Whether no value of these bytes, as `dtype`, is NaN or infinite.
 
     Read as integers, those are at or above infinity: the positive ones among the signed, the others among the unsigned.
     """
-    signed, unsigned, positive, negative = _INFINITY[tensor.dtype]
-    bits = bytes_of(tensor).view(unsigned)
+    signed, unsigned, positive, negative = _INFINITY[dtype]
+    bits = np.frombuffer(data, unsigned)
     pieces = (bits[start : start + _CHECK_ELEMENTS] for start in range(0, bits.size, _CHECK_ELEMENTS))
     return all(bool(piece.view(signed).max() < positive and piece.max() < negative) for piece in pieces)
+
+
+def read_ahead(path: Path, part: int, num_parts: int) -> None:
+    """Tell the kernel that one of `num_parts` parts of a file is about to be read; a file that is gone is left."""
+    with suppress(FileNotFoundError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = -(-os.fstat(descriptor).st_size // num_parts)
+            os.posix_fadvise(descriptor, part * size, size, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)

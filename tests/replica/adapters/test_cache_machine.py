@@ -59,6 +59,9 @@ class FlakyFiles:
     def holds(self, digest: str) -> bool:
         return digest not in self.absent
 
+    def path(self, digest: str) -> Path:
+        return STORE.path(digest)
+
     def manifest(self, digest: str) -> AdapterManifest:
         if digest in self.unknown:
             raise UnknownAdapter(digest)

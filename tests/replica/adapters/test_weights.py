@@ -13,7 +13,7 @@ import torch
 from replica.adapters.files import BytesChanged
 from replica.adapters.host_memory import HostBlock
 from replica.adapters.image_reader import ImageReader
-from replica.adapters.tensor_file import is_finite
+from replica.adapters.tensor_file import bytes_of, is_finite, read_ahead
 from replica.adapters.weights import AdapterImage, ImageLayout, plan_layout, view_pairs
 from replica.errors import AdapterUnavailable
 from tests.replica.adapters.made import ALL_SEVEN, DTYPES, QV, SITES, Made, assert_holds, describe, make_adapter
@@ -77,9 +77,21 @@ def test_header_of_odd_length_is_read_right(tmp_path: Path) -> None:
 def test_finite_check_agrees_with_torch(dtype: torch.dtype) -> None:
     limits = torch.finfo(dtype)
     good = torch.tensor([0.0, -0.0, limits.max, limits.min, limits.tiny, limits.smallest_normal / 4], dtype=dtype)
-    assert is_finite(good)
+    assert is_finite(memoryview(bytes_of(good)), dtype)
     for value in (float("inf"), -float("inf"), float("nan")):
-        assert not is_finite(torch.cat((good, torch.tensor([value], dtype=dtype))))
+        bad = torch.cat((good, torch.tensor([value], dtype=dtype)))
+        assert not is_finite(memoryview(bytes_of(bad)), dtype)
+
+
+def test_reading_ahead_is_a_hint_alone(tmp_path: Path) -> None:
+    path = tmp_path / "blob"
+    path.write_bytes(b"x" * 1001)
+    for part in range(4):
+        read_ahead(path, part, 4)
+    READER.expect(path)
+    path.unlink()
+    read_ahead(path, 0, 1)
+    assert not path.exists()
 
 
 def test_large_tensors_are_read_in_pieces(tmp_path: Path) -> None:
