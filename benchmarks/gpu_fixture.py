@@ -23,6 +23,7 @@ from replica.model.base_model import BaseModel
 from replica.model.batch import ForwardBatch, LoraPair
 from replica.model.cuda_graphs import CaptureReport
 from replica.model.device_runner import StepLimits
+from replica.sequence import RequestGroup
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,8 @@ class ResidentAdapters:
     def acquire(self, digest: str) -> FixedLease:
         return self.leases[digest]
 
-    def image_bytes(self, digest: str) -> int:
-        return self.num_image_bytes
+    def load_s(self, digest: str) -> float:
+        return 0.0
 
     def poll(self) -> None:
         """Nothing loads."""
@@ -139,8 +140,8 @@ class ResidentAdapters:
 class Silent:
     """An observer that remembers nothing."""
 
-    def on_start(self, request: GenerateRequest, waited_s: float) -> None: ...
-    def on_step(self, batch: ForwardBatch, took_s: float, sampled: object) -> None: ...
+    def on_start(self, group: RequestGroup, waited_s: float) -> None: ...
+    def on_step(self, batch: ForwardBatch, took_s: float) -> None: ...
     def on_end(self, reason: FinishReason) -> None: ...
     def on_withdrawn(self, digest: str) -> None: ...
 

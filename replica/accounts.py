@@ -58,20 +58,21 @@ OnEnded = Callable[[Items[RequestReport]], None]
 
 
 class Accounts:
-    """Used by the step thread alone. `busy_ns` is the time of all steps so far."""
+    """Used by the step thread alone. `busy_ns` is the time of all steps so far, `num_tokens` what they computed."""
 
     def __init__(self, on_ended: OnEnded | None = None) -> None:
         self._on_ended = on_ended
         self._ended: list[tuple[RequestGroup, float]] = []
         self.busy_ns = 0
+        self.num_tokens = 0
 
     def __repr__(self) -> str:
         return f"Accounts(busy={self.busy_ns} ns, unreported={len(self._ended)})"
 
     def divide(self, flight: Flight, took_s: float, now_s: float) -> None:
         """Charge a step that was read at `now_s` to the requests in it."""
-        took_ns = round(took_s * NS_PER_S)
-        a_token_ns, rest_ns = divmod(took_ns, sum(work.num_tokens for work in flight.works))
+        took_ns, num_tokens = round(took_s * NS_PER_S), sum(work.num_tokens for work in flight.works)
+        a_token_ns, rest_ns = divmod(took_ns, num_tokens)
         flight.works[0].sequence.group.device_ns += rest_ns
         for work in flight.works:
             group = work.sequence.group
@@ -79,6 +80,11 @@ class Accounts:
             if group.first_token_s is None and work.is_last:
                 group.first_token_s = now_s
         self.busy_ns += took_ns
+        self.num_tokens += num_tokens
+
+    def tokens_per_s(self) -> float:
+        """Tokens, prompts' and sampled, in a second of the steps so far; 0 before the first."""
+        return NS_PER_S * self.num_tokens / self.busy_ns if self.busy_ns else 0.0
 
     def end(self, group: RequestGroup, now_s: float) -> None:
         """Note that the last choice of a request has ended."""

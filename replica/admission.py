@@ -23,15 +23,18 @@ class Adapters(Protocol):
     """
 
     def acquire(self, digest: str) -> Lease: ...
-    def image_bytes(self, digest: str) -> int: ...
+    def load_s(self, digest: str) -> float: ...
 
 
 class Admission:
     """The waiting queue, the requests whose adapter is loading, and the slots that admitted requests pin.
 
     With `patience_s`, a request that adds no adapter to those admitted may go ahead of one that does, as long as that
-    was first passed less than `patience_s` seconds ago. Who makes an adapter come into a slot is charged for its bytes,
-    as many tokens as the KV cache could hold in them.
+    was first passed less than `patience_s` seconds ago.
+
+    Who begins the load of an adapter is charged for the time that loading it takes, as many tokens as the replica
+    computes in that time: what those who lose its place in the slots pay to have theirs back. Whoever joins the load
+    pays nothing; whoever leaves before its end has spent it all the same; one that fails costs nothing.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class Admission:
         num_slots: int,
         max_loading: int,
         patience_s: float = 0.0,
-        kv_token_bytes: float = math.inf,
+        tokens_per_s: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
@@ -50,16 +53,16 @@ class Admission:
         self._num_slots = num_slots
         self._max_loading = max_loading
         self._patience_s, self._clock = patience_s, clock
-        self._kv_token_bytes = kv_token_bytes
+        self._tokens_per_s = tokens_per_s
         self._tenant_slots = TenantSlots()
         self._loading: dict[str, RequestGroup] = {}
         self._resident: Counter[str] = Counter()
         """Adapter -> admitted requests that pin its slot."""
         self._charged: dict[str, RequestGroup] = {}
         """The requests that were charged and have not ended."""
-        self._outstanding: Counter[str] | None = None
-        """Tenant -> output tokens that were charged and not sampled, as far as known in this step."""
-        queue.follow(self._num_outstanding)
+        self._outstanding: Counter[str] = Counter()
+        """Tenant -> output tokens that were charged and not sampled, less those sampled beyond what was charged."""
+        queue.follow(self._outstanding.__getitem__)
         self._num_admitted = 0
         self._failed: list[tuple[RequestGroup, Exception]] = []
 
@@ -86,9 +89,9 @@ class Admission:
     def push(self, group: RequestGroup) -> None:
         self._queue.push(group)
 
-    def begin_step(self) -> None:
-        """What was sampled in the last step counts from now on."""
-        self._outstanding = None
+    def sampled(self, group: RequestGroup) -> None:
+        """One of the output tokens that `group` was charged for is there."""
+        self._outstanding[group.tenant] -= 1
 
     def loaded(self) -> list[RequestGroup]:
         """The requests whose adapter has come into a slot since the last call; those whose load failed are failed."""
@@ -112,7 +115,7 @@ class Admission:
             group.admitted_s = self._clock()
             self._charged[group.key] = group
             self._tenant_slots.hold(group)
-            self._outstanding = None
+            self._outstanding[group.tenant] += group.output_cost
             if group.adapter is None or self._acquire(group, group.adapter):
                 group.ready_s = group.admitted_s
                 return group
@@ -131,24 +134,17 @@ class Admission:
         self._release_slot(group)
         del self._charged[group.key]
         self._tenant_slots.release(group)
-        self._outstanding = None
+        self._outstanding[group.tenant] -= group.num_outstanding
+        if not self._outstanding[group.tenant]:
+            del self._outstanding[group.tenant]
         self._queue.refund(group.tenant, group.num_unused)
-
-    def _num_outstanding(self, tenant: str) -> int:
-        if self._outstanding is None:
-            self._outstanding = Counter()
-            for group in self._charged.values():
-                self._outstanding[group.tenant] += group.num_outstanding
-        return self._outstanding[tenant]
 
     def _release_slot(self, group: RequestGroup) -> None:
         is_loading = self._loading.pop(group.key, None) is not None
         lease, group.lease = group.lease, None
         if lease is None or group.adapter is None:
             return
-        if is_loading:
-            self._queue.refund(group.tenant, group.num_load_tokens)
-        else:
+        if not is_loading:
             self._resident[group.adapter] -= 1
             if not self._resident[group.adapter]:
                 del self._resident[group.adapter]
@@ -162,7 +158,7 @@ class Admission:
             self._failed.append((group, error))
             return False
         if not group.lease.ready and all(each.adapter != adapter for each in self._loading.values()):
-            group.num_load_tokens = math.ceil(self._adapters.image_bytes(adapter) / self._kv_token_bytes)
+            group.num_load_tokens = math.ceil(self._adapters.load_s(adapter) * self._tokens_per_s())
             self._queue.refund(group.tenant, -group.num_load_tokens)
         self._loading[group.key] = group
         return self._settle(group)
@@ -174,6 +170,7 @@ class Admission:
         error = group.lease.error
         if error is not None:
             self._release_slot(group)
+            self._queue.refund(group.tenant, group.num_load_tokens)
             self._failed.append((group, error))
             return False
         if group.lease.ready:
@@ -210,5 +207,9 @@ class Admission:
         pinned = Counter(group.adapter for group in holders)
         assert pinned == self._resident, f"requests pin {dict(pinned)}, counts say {dict(self._resident)}"
         assert {group.key for group in admitted} <= self._charged.keys(), "an admitted request is not known as charged"
+        outstanding = Counter[str]()
+        for group in self._charged.values():
+            outstanding[group.tenant] += group.num_outstanding
+        assert outstanding == self._outstanding, f"{dict(outstanding)} are to come, counts say {self._outstanding}"
         assert self._charged or not (self._resident or self._tenant_slots), "pins without requests"
         assert not any(group.is_admitted for group in self._queue), "an admitted request is still queued"

@@ -101,6 +101,8 @@ class MetricsConfig(Settings):
     max_adapters: int = Field(default=2000, ge=1)
     """Versions that have been served and not withdrawn, the base among them."""
     max_tenants: int = Field(default=1000, ge=1)
+    tenant_idle_s: float = Field(default=3600.0, gt=0)
+    """A tenant without a request for so long has no series any more, until its next one."""
 
 
 class ReplicaConfig(Settings):

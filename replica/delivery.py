@@ -42,6 +42,7 @@ class Delivery:
             self.end(sequence, "error", error=_not_finite(sequence.group))
             return
         reason = sequence.land_token(chosen.token_id, self._eos_token_ids)
+        self._scheduler.sampled(sequence)
         logprobs = () if chosen.logprob is None else (chosen.logprob,)
         if reason is None:
             self._send(sequence, (chosen.token_id,), logprobs)

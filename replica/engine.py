@@ -96,6 +96,7 @@ class Engine:
         self._observer = observer
         self._on_fatal = on_fatal
         self._clock = clock
+        self._accounts = Accounts(on_ended)
         self._blocks = BlockManager(num_blocks, config.block_size)
         self._admission = Admission(
             make_queue(config),
@@ -103,7 +104,7 @@ class Engine:
             num_slots=num_slots,
             max_loading=config.max_num_seqs,
             patience_s=config.adapter_patience_s,
-            kv_token_bytes=model.kv_bytes_per_block(config.block_size) / config.block_size,
+            tokens_per_s=self._accounts.tokens_per_s,
             clock=clock,
         )
         self._scheduler = Scheduler(config, self._admission, self._blocks)
@@ -112,7 +113,6 @@ class Engine:
         self.counts = EngineCounts(num_free_blocks=num_blocks)
         self._mailbox = Mailbox(clock)
         self._live = LiveRequests(self._mailbox.lock, config.max_waiting)
-        self._accounts = Accounts(on_ended)
         self._delivery = Delivery(
             self._scheduler, self._live, model.eos_token_ids, observer.on_end, self._accounts, clock
         )
@@ -241,22 +241,20 @@ class Engine:
         for group in (work.sequence.group for work in works):
             if self._live.start(group):
                 group.started_s = now_s
-                self._observer.on_start(group.request, now_s - group.arrived_at_s)
+                self._observer.on_start(group, now_s - group.arrived_at_s)
 
     def _read(self) -> None:
         """Wait for the step in flight, if there is one, and deliver what it gave."""
         flight, self._flight = self._flight, None
         if flight is None:
             return
-        sampled = flight.tokens()
-        for sequence, chosen in sampled:
+        for sequence, chosen in flight.tokens():
             self._delivery.token(sequence, chosen)
         for sequence in flight.read_prompts():
             self._delivery.end(sequence, "length")
         self._num_steps += 1
         started_s, self._read_at_s = max(flight.launched_at_s, self._read_at_s), self._clock()
-        landed = [sequence for sequence, chosen in sampled if chosen.is_finite]
-        self._observer.on_step(flight.batch, self._read_at_s - started_s, landed)
+        self._observer.on_step(flight.batch, self._read_at_s - started_s)
         self._accounts.divide(flight, self._read_at_s - started_s, self._read_at_s)
 
     def _accept(self, group: RequestGroup) -> None:

@@ -148,6 +148,10 @@ class Scheduler:
             for sibling in group.live(State.PARKED):
                 self._fork(sequence, sibling)
 
+    def sampled(self, sequence: Sequence) -> None:
+        """A token of `sequence` that was in flight is known."""
+        self._admission.sampled(sequence.group)
+
     def end(self, sequence: Sequence, is_sound: bool = True) -> None:
         """Release what `sequence` holds, and what its request holds when it was the last choice. Idempotent.
 
@@ -272,7 +276,6 @@ class Scheduler:
 
     def _admit(self, is_calm: bool) -> None:
         """Place who is ready and admit who may; unless `is_calm`, only those with a claim to what others hold."""
-        self._admission.begin_step()
         for loaded in self._admission.loaded():
             self._start(loaded)
         self._place_ready(is_calm)

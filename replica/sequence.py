@@ -201,14 +201,19 @@ class RequestGroup:
         return all(sequence.state is State.ENDED for sequence in self.sequences)
 
     @property
+    def num_output(self) -> int:
+        """Tokens sampled so far, over all choices."""
+        return sum(sequence.num_output for sequence in self.sequences)
+
+    @property
     def num_unused(self) -> int:
         """Tokens that were charged and neither computed (prompt) nor sampled (output)."""
-        return self.cost - self.num_prompt_computed - sum(sequence.num_output for sequence in self.sequences)
+        return self.cost - self.num_prompt_computed - self.num_output
 
     @property
     def num_outstanding(self) -> int:
         """Output tokens that were charged and not sampled; below 0 when there were more than expected."""
-        return self.output_cost - sum(sequence.num_output for sequence in self.sequences)
+        return self.output_cost - self.num_output
 
     def live(self, *states: State) -> list[Sequence]:
         """The choices in one of `states`, or all that have not ended."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -16,6 +17,9 @@ ROOT = Path(__file__).parent.parent
 if not Path("/dev/nvidia0").exists():
     # Triton reads this when it is imported: without a device its kernels are interpreted.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# How long an example takes on a machine that does other things besides says nothing about the code.
+hypothesis.settings.register_profile("lorafleet", deadline=None)
+hypothesis.settings.load_profile("lorafleet")
 GGUF = Path("~/.cache/lorafleet/base/SmolLM2-135M-Instruct.Q4_1.gguf").expanduser()
 
 

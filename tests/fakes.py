@@ -127,7 +127,7 @@ class PacedModel:
     """A base for benchmarks of everything around it: a step takes a set time, and every token is the same.
 
     A step sleeps `step_s` plus `token_s` for each token of the batch; `token_id` is what a greedy choice gives.
-    `kv_token_bytes` is what the KV cache would keep of a token, by which loads of adapters are charged.
+    `kv_token_bytes` is what the KV cache would keep of a token.
     """
 
     device = torch.device("cpu")
@@ -218,8 +218,8 @@ class FakeAdapters:
         self.wake: Callable[[], None] = lambda: None
         self.is_held = False
         """While set, no load ends."""
-        self.sizes: dict[str, int] = {}
-        """Bytes that an adapter takes in a slot, where it matters."""
+        self.load_times_s: dict[str, float] = {}
+        """Seconds that a load of an adapter takes, where it matters."""
         self._load_polls = load_polls
         self._broken, self._unknown = set(broken), set(unknown)
         self._slots: list[str | None] = [None] * num_slots
@@ -243,8 +243,8 @@ class FakeAdapters:
         self.leases.append(lease)
         return lease
 
-    def image_bytes(self, digest: str) -> int:
-        return self.sizes.get(digest, 0)
+    def load_s(self, digest: str) -> float:
+        return self.load_times_s.get(digest, 0.0)
 
     def poll(self) -> None:
         waiting: dict[str, list[FakeLease]] = defaultdict(list)

@@ -194,6 +194,10 @@ class AdapterCache:
         except ReplicaError:
             return 0
 
+    def load_s(self, digest: str) -> float:
+        """How long reading an adapter and copying it into a slot takes, by its size and the loads so far."""
+        return self._misses.byte_s * self.image_bytes(digest)
+
     def prefetch(self, digest: str) -> None:
         """Bring an adapter to the host cache, if it is known and has not failed just now. Never blocks or raises."""
         with suppress(ReplicaError):

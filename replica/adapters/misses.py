@@ -37,8 +37,15 @@ class MissPath:
         self._drain_after_s = drain_after_s
         self.waiters = WaiterQueue()
         self.loads: Counter[str] = Counter()
+        self._copied_bytes = 0
         self.copying: dict[int, str] = {}
         """Slot -> the digest that is being copied into it."""
+
+    @property
+    def byte_s(self) -> float:
+        """Seconds of reading and copying for each byte that came into a slot; 0 while none did."""
+        times = self._times.snapshot()
+        return (times["read"][1] + times["copy"][1]) / self._copied_bytes if self._copied_bytes else 0.0
 
     def join(self, digest: str, claim: Claim) -> None:
         """Wait for an adapter; its load starts now if nobody waits for it yet. Raises as `ImageLoader.check` does."""
@@ -164,6 +171,7 @@ class MissPath:
         )
         for claim in waiter.claims:
             claim.bind(resident)
+        self._copied_bytes += copy.image.num_bytes
         self._times.observe("publish", now_s - copy.ended_s, copy.source)
         self._times.observe("total", now_s - waiter.arrived_s, copy.source)
         seconds = waiter.load_seconds + now_s - copy.started_s

@@ -203,6 +203,19 @@ def test_the_size_of_an_image_is_read_from_its_manifest_once(tmp_path: Path, mon
         assert fleet.cache.image_bytes(ADAPTERS[0].digest) == 0
 
 
+def test_a_load_is_expected_to_take_what_loads_took_for_its_size(tmp_path: Path) -> None:
+    with bench(tmp_path) as fleet:
+        fleet.stage(*ADAPTERS[:2], ADAPTERS[4])
+        assert fleet.cache.load_s(ADAPTERS[0].digest) == 0, "nothing was loaded yet"
+        fleet.use(ADAPTERS[0])
+        times = fleet.cache.stats().load_seconds
+        taken_s = times["read"][1] + times["copy"][1]
+        assert fleet.cache.load_s(ADAPTERS[1].digest) == pytest.approx(taken_s)
+        part = fleet.cache.image_bytes(ADAPTERS[4].digest) / R8_BYTES
+        assert fleet.cache.load_s(ADAPTERS[4].digest) == pytest.approx(part * taken_s)
+        assert fleet.cache.load_s("0" * 64) == 0
+
+
 def test_check_fits_knows_the_node_store_too() -> None:
     planner = ImagePlanner(SITES, torch.float32, Budgets(64, MIB, MIB, ADAPTERS[0].manifest.blob_bytes - 1))
     with pytest.raises(AdapterTooLarge, match="node_store_bytes"):

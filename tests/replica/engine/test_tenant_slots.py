@@ -59,13 +59,17 @@ def test_slots_are_given_back_when_requests_are_abandoned_or_their_adapter_is_br
     assert len(bench.engine._admission._tenant_slots) == 0
 
 
-def served_while_both_wait(heavy_bytes: int) -> Counter[str]:
+def paced(bench: Bench) -> Bench:
+    """A second of loading costs a token."""
+    bench.engine._admission._tokens_per_s = lambda: 1.0
+    return bench
+
+
+def served_while_both_wait(heavy_load_s: float) -> Counter[str]:
     """Two tenants whose every request brings another adapter into the slots, one of them heavy ones."""
     adapters = FakeAdapters(2)
-    adapters.sizes = {
-        f"{name}{index}": size for name, size in (("heavy", heavy_bytes), ("light", 0)) for index in range(80)
-    }
-    bench = Bench(adapters=adapters, num_blocks=200, max_waiting=200)
+    adapters.load_times_s = {f"heavy{index}": heavy_load_s for index in range(80)}
+    bench = paced(Bench(adapters=adapters, num_blocks=200, max_waiting=200))
     for index in range(80):
         for name in ("heavy", "light"):
             bench.submit(f"{name}-{index}", [1] * 6, 6, tenant=name, adapter=f"{name}{index}")
@@ -74,28 +78,74 @@ def served_while_both_wait(heavy_bytes: int) -> Counter[str]:
     return Counter(name.partition("-")[0] for name, _ in bench.outbox.reasons)
 
 
-def test_a_tenant_pays_for_the_bytes_that_its_adapters_take() -> None:
+def test_a_tenant_pays_for_the_time_that_its_adapters_take_to_load() -> None:
     even = served_while_both_wait(0)
     assert abs(even["heavy"] - even["light"]) <= 4
-    token_bytes = Bench().model.kv_bytes_per_block(1)
-    uneven = served_while_both_wait(24 * token_bytes)
+    uneven = served_while_both_wait(24)
     assert 2.2 <= uneven["light"] / uneven["heavy"] <= 4.0, "12 tokens against 12 and 24 more"
 
 
-def test_an_adapter_that_does_not_come_is_not_paid_for() -> None:
-    adapters = FakeAdapters(2, broken=["bad"])
-    adapters.sizes = {"bad": 10**6}
-    bench = Bench(adapters=adapters, num_blocks=200)
-    bench.submit("first", [1] * 4, 4, tenant="t", adapter="bad")
-    bench.step()
-    for index in range(40):
-        bench.submit(f"other{index}", [1] * 4, 4, tenant="other")
-        bench.submit(f"t{index}", [1] * 4, 4, tenant="t")
-    for _ in range(24):
-        bench.step()
-    ended = Counter(name[0] for name, _ in bench.outbox.reasons)
-    assert abs(ended["t"] - 1 - ended["o"]) <= 6
+def test_the_price_of_a_load_is_what_the_replica_computes_meanwhile() -> None:
+    bench = Bench()
+    assert bench.engine._admission._tokens_per_s() == 0
+    bench.submit("r", [1] * 20, 10)
     bench.finish()
+    computed = 20 + 10 - 1  # the last token is sampled and never computed
+    assert bench.engine._admission._tokens_per_s() == pytest.approx(computed / bench.engine.busy_s)
+
+
+def served_beside_another(
+    adapters: FakeAdapters, *, leaves: bool = False, joins: bool = False
+) -> tuple[Counter[str], Bench]:
+    """`other` keeps the rows busy while `t` asks for an adapter; then each tenant sends many small requests."""
+    bench = paced(Bench(adapters=adapters, num_blocks=200, max_num_seqs=2, max_waiting=400, quantum_tokens=8))
+    for index in range(120):
+        bench.submit(f"other{index}", [1] * 4, 4, tenant="other")
+    bench.step()
+    bench.submit("first", [1] * 4, 4, tenant="t", adapter="big")
+    while "first" not in bench.engine._admission._charged and not bench.outbox.reasons.get(("first", 0)):
+        bench.step()
+    if joins:
+        bench.submit("joined", [1] * 4, 4, tenant="joiner", adapter="big")
+        while "joined" not in bench.engine._admission._charged:
+            bench.step()
+    if leaves:
+        bench.engine.abort("first")
+        bench.step()
+    adapters.is_held = False
+    for index in range(80):
+        for name in ("t", "joiner"):
+            bench.submit(f"{name}{index}", [1] * 4, 4, tenant=name)
+    before = Counter(tenant_of(name) for name, _ in bench.outbox.reasons)
+    while len(bench.outbox.reasons) < 100:
+        bench.step()
+    return Counter(tenant_of(name) for name, _ in bench.outbox.reasons) - before, bench
+
+
+def tenant_of(name: str) -> str:
+    return "".join(char for char in name if not char.isdigit())
+
+
+def held(load_s: float, **kinds: list[str]) -> FakeAdapters:
+    adapters = FakeAdapters(2, **kinds)
+    adapters.is_held, adapters.load_times_s = True, {"big": load_s}
+    return adapters
+
+
+def test_a_load_that_its_request_left_is_paid_by_who_began_it_and_not_by_who_joined() -> None:
+    free, _ = served_beside_another(held(0), leaves=True, joins=True)
+    assert abs(free["t"] - free["joiner"]) <= 3
+    paid, bench = served_beside_another(held(80), leaves=True, joins=True)
+    assert bench.outbox.reasons["first", 0] == "abort"
+    assert bench.outbox.reasons["joined", 0] == "length"
+    assert 7 <= paid["joiner"] - paid["t"] <= 13, "80 tokens are ten requests"
+    assert abs(paid["joiner"] - paid["other"]) <= 4
+
+
+def test_an_adapter_that_does_not_come_is_not_paid_for() -> None:
+    served, bench = served_beside_another(held(10**6, broken=["big"]))
+    assert bench.outbox.reasons["first", 0] == "error"
+    assert abs(served["t"] - served["joiner"]) <= 4
 
 
 def test_a_limit_of_no_slots_is_refused() -> None:
