@@ -26,6 +26,7 @@ from replica.config import SchedulerConfig  # noqa: E402
 from replica.engine import Engine  # noqa: E402
 from replica.messages import FinishReason, GenerateRequest, SamplingParams, TokenChunk  # noqa: E402
 from replica.model.batch import ForwardBatch  # noqa: E402
+from replica.sequence import RequestGroup  # noqa: E402
 from tests.fakes import FakeAdapters, PacedModel, base_spec  # noqa: E402
 
 PATIENCES_S = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -85,10 +86,10 @@ class Watch:
         self.distinct: list[int] = []
         self.num_ended = 0
 
-    def on_start(self, request: GenerateRequest, waited_s: float) -> None:
+    def on_start(self, group: RequestGroup, waited_s: float) -> None:
         self.waits_s.append(waited_s)
 
-    def on_step(self, batch: ForwardBatch, took_s: float, sampled: object) -> None:
+    def on_step(self, batch: ForwardBatch, took_s: float) -> None:
         self.distinct.append(len(batch.segments))
 
     def on_end(self, reason: FinishReason) -> None:

@@ -41,7 +41,7 @@ def serve_one_each(stack: Stack, names: list[str]) -> None:
     for number, name in enumerate(names):
         resolution = stack.gateway.catalog.resolve("default", name)
         with stack.gateway.metrics.meter(resolution, f"tenant-{number % NUM_TENANTS}", 5) as meter:
-            meter.prompt_meter()(9, 1)
+            meter.pace().arrived(9, 1)
 
 
 async def measure(num_adapters: int) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from router.gateway import Gateway
 from router.journal import Journal
 from router.meters import RequestMeter
 from router.metrics import GatewayMetrics
+from router.pace import Pace
 from telemetry.exporter import Reader
 from telemetry.logs import LOGGERS, LogConfig, set_up
 from telemetry.traces import TraceConfig, Tracer, open_tracer
@@ -63,6 +64,16 @@ LIMIT = 1.02
 TRACES_LIMIT = 1.05
 
 
+class NoPace(Pace):
+    """Notes the first token, which a line in the log has, and nothing else."""
+
+    __slots__ = ()
+
+    def arrived(self, num_tokens: int, num_open: int) -> None:
+        if self.first_s is None:
+            self.first_s = self._clock()
+
+
 class NoMeter(RequestMeter):
     """Times nothing."""
 
@@ -78,8 +89,11 @@ class NoMeter(RequestMeter):
     def admitted(self) -> None:
         return
 
-    def prompt_meter(self) -> Callable[[int, int], None]:
-        return lambda num_tokens, num_open: None
+    def pace(self) -> Pace:
+        return NoPace(time.monotonic, self.settle)
+
+    def settle(self) -> None:
+        return
 
 
 class NoGatewayMetrics(GatewayMetrics):

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 from replica.config import MetricsConfig
 from replica.messages import FinishReason, GenerateRequest
@@ -60,11 +60,6 @@ class ReplicaMetrics:
     def tenants(self) -> Iterator[str]:
         """The tenants with series of their own."""
         return iter(self._tenants)
-
-    def forget_tenants(self, tenants: Collection[str]) -> None:
-        """Drop the series of tenants that are gone. Any thread may call it."""
-        with self._lock:
-            self._tenants.forget(tenants)
 
     def on_start(self, group: RequestGroup, waited_s: float) -> None:
         request = group.request

@@ -4,7 +4,7 @@ Tokens are counted from the requests themselves, some time after they were sampl
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 from replica.sequence import RequestGroup
 from telemetry import catalogue
@@ -30,7 +30,6 @@ class TenantMeter:
         self.queue_wait_s = self._owned.of(families.queue_wait_s, tenant)
         self.num_begun = 0
         self.idle_since_s = math.inf
-        self.is_gone = False
 
     def close(self) -> None:
         """Drop its series."""
@@ -49,7 +48,9 @@ class Begun:
 
 
 class TenantMeters:
-    """Up to `limit` tenants by name, those that have been idle for `idle_s` seconds or are gone no longer.
+    """Up to `limit` tenants by name, those that have been idle for `idle_s` seconds no longer.
+
+    A tenant that is removed from the registry becomes idle, for gateways refuse its calls; replicas are not told of it.
 
     Used under a lock of its owner, but that any thread may iterate.
     """
@@ -58,9 +59,7 @@ class TenantMeters:
         families = TenantFamilies(exporter)
         self._idle_s = idle_s
         self._clock = clock
-        self._meters: Capped[str, TenantMeter] = Capped(
-            limit, lambda tenant: TenantMeter(families, tenant), OTHER
-        )
+        self._meters: Capped[str, TenantMeter] = Capped(limit, lambda tenant: TenantMeter(families, tenant), OTHER)
         self._begun: list[Begun] = []
 
     def __repr__(self) -> str:
@@ -76,7 +75,6 @@ class TenantMeters:
         meter.queue_wait_s.observe(waited_s)
         meter.service.inc(len(group.request.prompt))
         meter.num_begun += 1
-        meter.is_gone = False
         self._begun.append(Begun(group, meter))
 
     def count(self) -> int:
@@ -97,14 +95,9 @@ class TenantMeters:
         return total
 
     def sweep(self) -> None:
-        """Drop the tenants that are gone or have been idle for long, as `count` has last seen them."""
+        """Drop the tenants that have been idle for long, as `count` has last seen them."""
         long_ago_s = self._clock() - self._idle_s
         for tenant, meter in self._meters:
-            if not meter.num_begun and (meter.is_gone or meter.idle_since_s <= long_ago_s):
+            if not meter.num_begun and meter.idle_since_s <= long_ago_s:
                 self._meters.drop(tenant)
                 meter.close()
-
-    def forget(self, tenants: Collection[str]) -> None:
-        """These are gone from the registry: their series go once nothing of theirs goes on."""
-        for tenant, meter in self._meters:
-            meter.is_gone = meter.is_gone or tenant in tenants

@@ -374,7 +374,12 @@ class Gateway:
     async def expositions(self) -> dict[str, bytes]:
         """Instance -> its own Prometheus text, of this gateway and every member that answers."""
         members, registry = await asyncio.gather(self._fleet.metrics(), self._registry_metrics())
-        return {self.config.instance: await asyncio.to_thread(self.metrics.exposition), **registry, **members}
+        return {self.config.instance: await self.own_exposition(), **registry, **members}
+
+    async def own_exposition(self) -> bytes:
+        """Prometheus text of this gateway alone."""
+        await self.metrics.settle()
+        return await asyncio.to_thread(self.metrics.exposition)
 
     def instances(self) -> list[str]:
         """What can be scraped alone: this gateway, the registry, every replica of the catalog."""
@@ -385,7 +390,7 @@ class Gateway:
         if instance not in self.instances():
             raise MemberNotFound(f"no member of the fleet is called {instance[:80]!r}")
         if instance == self.config.instance:
-            return await asyncio.to_thread(self.metrics.exposition)
+            return await self.own_exposition()
         if instance == REGISTRY_INSTANCE:
             return await self.registry.metrics()
         text = await self._fleet.metrics_of(instance)
@@ -448,9 +453,7 @@ class Generation:
             meter.admitted()
             origin = entry.origin
             self._runs = [
-                PromptRun(
-                    call, prompt, gateway.dispatch(call, number, origin), entry.noting_first(meter.prompt_meter())
-                )
+                PromptRun(call, prompt, gateway.dispatch(call, number, origin), meter.pace())
                 for number, prompt in enumerate(call.prompts)
             ]
             entry.runs = self._runs

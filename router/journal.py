@@ -44,6 +44,8 @@ class Run(Protocol):
     @property
     def replica_id(self) -> str | None: ...
     @property
+    def first_token_s(self) -> float | None: ...
+    @property
     def was_answered(self) -> bool: ...
 
 
@@ -83,9 +85,6 @@ class Journal:
             extra={"fields": {**fields, "status": status}},
         )
 
-    def now_s(self) -> float:
-        return self._clock()
-
     def write(self, entry: "Entry", outcome: str) -> None:
         """The call is over."""
         now_s = self._clock()
@@ -124,7 +123,6 @@ class Entry:
         self.arrival = arrival
         self.own = own
         self.runs: Sequence[Run] = ()
-        self._first_token_s: float | None = None
 
     def __enter__(self) -> "Entry":
         return self
@@ -142,20 +140,10 @@ class Entry:
     def num_output(self) -> int:
         return sum(run.num_tokens for run in self.runs)
 
-    def noting_first(self, arrived: Callable[[int, int], None]) -> Callable[[int, int], None]:
-        """`arrived`, which is called for each message, with the time of the call's first token noted on the way."""
-
-        def noted(num_tokens: int, num_open: int) -> None:
-            if num_tokens and self._first_token_s is None:
-                self._first_token_s = self._journal.now_s()
-            arrived(num_tokens, num_open)
-
-        return noted
-
     def fields(self, outcome: str, now_s: float) -> dict[str, str | int | float | None]:
         """The line in the log. `replica` names several where prompts went to several."""
         call, found, start_s = self.call, self.call.resolution, self.arrival.at_s
-        first_s = self._first_token_s
+        first_s = min((run.first_token_s for run in self.runs if run.first_token_s is not None), default=None)
         return {
             "request_id": self.arrival.request_id,
             "call_id": call.call_id,

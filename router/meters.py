@@ -5,9 +5,11 @@ from collections.abc import Callable
 from types import TracebackType
 
 from router.errors import error_code
+from router.pace import Pace
 from telemetry import catalogue
 from telemetry.exporter import Exporter
 from telemetry.owned import Owned
+from telemetry.series import Counter
 
 DISCONNECT = "disconnect"
 OK = "ok"
@@ -42,12 +44,16 @@ class ModelMetrics:
         self.first_token_s = self._owned.of(families.first_token_s, *key)
         self.between_tokens_s = self._owned.of(families.between_tokens_s, *key)
         self.latency_s = self._owned.of(families.latency_s, *key)
+        self._ended: dict[str, Counter] = {}
 
     def ended(self, outcome: str, latency_s: float) -> None:
         """Count a call's end."""
         self.in_flight.dec()
         self.latency_s.observe(latency_s)
-        self._owned.of(self._families.requests, *self._key, outcome).inc()
+        counter = self._ended.get(outcome)
+        if counter is None:
+            counter = self._ended[outcome] = self._owned.of(self._families.requests, *self._key, outcome)
+        counter.inc()
 
     def close(self) -> None:
         """Drop all series."""
@@ -76,11 +82,15 @@ class TenantMetrics:
         self.prompt_tokens = self._owned.of(families.tokens, tenant, "prompt")
         self.completion_tokens = self._owned.of(families.tokens, tenant, "completion")
         self.first_token_s = self._owned.of(families.first_token_s, tenant)
+        self._ended: dict[str, Counter] = {}
 
     def ended(self, outcome: str) -> None:
         """Count a call's end."""
         self.in_flight.dec()
-        self._owned.of(self._families.requests, self._tenant, outcome).inc()
+        counter = self._ended.get(outcome)
+        if counter is None:
+            counter = self._ended[outcome] = self._owned.of(self._families.requests, self._tenant, outcome)
+        counter.inc()
 
     def limited(self, limit: str) -> None:
         """Count a call that a limit refused."""
@@ -92,24 +102,38 @@ class TenantMetrics:
 
 
 class RequestMeter:
-    """Times one call. Its `with` block is the call's life; the exception that leaves it names the outcome."""
+    """Times one call. Its `with` block is the call's life; the exception that leaves it names the outcome.
+
+    Tokens and gaps gather in the paces of its prompts until `settle`, which whoever is scraped calls for those in
+    `live`, and the end of the call by itself. Belongs to the event loop, as they do.
+    """
 
     def __init__(
-        self, model: ModelMetrics, tenant: TenantMetrics, num_prompt_tokens: int, clock: Callable[[], float]
+        self,
+        model: ModelMetrics,
+        tenant: TenantMetrics,
+        num_prompt_tokens: int,
+        clock: Callable[[], float],
+        live: "set[RequestMeter]",
     ) -> None:
         self._model = model
         self._tenant = tenant
         self._num_prompt_tokens = num_prompt_tokens
         self._clock = clock
+        self._live = live
         self._started_s = clock()
-        self._any_token = False
+        self._paces: list[Pace] = []
+        self._num_settled = 0
 
     def __enter__(self) -> "RequestMeter":
-        for owner in (self._model, self._tenant):
-            owner.in_flight.inc()
+        self._live.add(self)
+        self._model.in_flight.inc()
+        self._tenant.in_flight.inc()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._live.discard(self)
+        self.settle()
         outcome = outcome_of(error)
         self._model.ended(outcome, self._clock() - self._started_s)
         self._tenant.ended(outcome)
@@ -119,29 +143,27 @@ class RequestMeter:
         for owner in (self._model, self._tenant):
             owner.prompt_tokens.inc(self._num_prompt_tokens)
 
-    def prompt_meter(self) -> Callable[[int, int], None]:
-        """A function to call for each message of one prompt with its tokens and the number of open choices."""
-        last_s: float | None = None
+    def pace(self) -> Pace:
+        """What is told of each message of one prompt."""
+        self._paces.append(Pace(self._clock, self.settle))
+        return self._paces[-1]
 
-        def arrived(num_tokens: int, num_open: int) -> None:
-            nonlocal last_s
-            if not num_tokens:
-                return
-            now_s = self._clock()
-            self._model.completion_tokens.inc(num_tokens)
-            self._tenant.completion_tokens.inc(num_tokens)
-            if last_s is not None:
-                self._model.between_tokens_s.observe((now_s - last_s) * num_open / num_tokens)
-            elif not self._any_token:
-                self._first_token(now_s - self._started_s)
-            last_s = now_s
+    def settle(self) -> None:
+        """Bring into the series what has come since the last time."""
+        num_tokens = sum(pace.num_tokens for pace in self._paces)
+        if num_tokens == self._num_settled:
+            return
+        if not self._num_settled:
+            self._observe_first(min(pace.first_s for pace in self._paces if pace.first_s is not None))
+        self._model.completion_tokens.inc(num_tokens - self._num_settled)
+        self._tenant.completion_tokens.inc(num_tokens - self._num_settled)
+        self._num_settled = num_tokens
+        for pace in self._paces:
+            self._model.between_tokens_s.observe_all(pace.take_gaps_s())
 
-        return arrived
-
-    def _first_token(self, waited_s: float) -> None:
-        self._any_token = True
-        self._model.first_token_s.observe(waited_s)
-        self._tenant.first_token_s.observe(waited_s)
+    def _observe_first(self, at_s: float) -> None:
+        self._model.first_token_s.observe(at_s - self._started_s)
+        self._tenant.first_token_s.observe(at_s - self._started_s)
 
 
 def outcome_of(error: BaseException | None) -> str:

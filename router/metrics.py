@@ -1,5 +1,6 @@
 """The gateway's own metrics. Labels are names from the catalog and words of this code, never a client's text."""
 
+import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable
 
@@ -14,6 +15,8 @@ BASE_LABEL = "base"
 """The `model` label of the base model; no adapter may have this name."""
 
 BASE: Key = (BASE_LABEL, "-")
+SETTLED_AT_ONCE = 64
+"""Live calls whose counts are brought into the series before streams get their turn again."""
 
 
 class GatewayMetrics:
@@ -31,6 +34,7 @@ class GatewayMetrics:
             config.max_tenants, lambda tenant: TenantMetrics(tenants, tenant), OTHER
         )
         self._models.of(BASE)
+        self._live: set[RequestMeter] = set()
         self._errors = self._exporter.counter(catalogue.ERRORS)
         self._placements = self._exporter.counter(catalogue.PLACEMENTS)
 
@@ -40,7 +44,7 @@ class GatewayMetrics:
     def meter(self, resolution: Resolution, tenant: str, num_prompt_tokens: int) -> RequestMeter:
         """Begin to time a tenant's call to what the catalog resolved."""
         model, owner = self._models.of(_key(resolution)), self._tenants.of(tenant)
-        return RequestMeter(model, owner, num_prompt_tokens, self._clock)
+        return RequestMeter(model, owner, num_prompt_tokens, self._clock, self._live)
 
     def keep_only(self, versions: Collection[Key]) -> None:
         """Drop the series of versions that are no longer in service."""
@@ -72,8 +76,15 @@ class GatewayMetrics:
         """Ask `reader` for its values at every scrape."""
         self._exporter.watch(reader)
 
+    async def settle(self) -> None:
+        """Bring what live calls have counted into the series, so that a scrape shows it."""
+        for number, meter in enumerate(tuple(self._live), 1):
+            meter.settle()
+            if number % SETTLED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
     def exposition(self) -> bytes:
-        """Prometheus text of this gateway alone."""
+        """Prometheus text of this gateway alone, as of the last `settle`. Any thread may call it."""
         return self._exporter.render()
 
 

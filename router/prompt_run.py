@@ -1,6 +1,6 @@
 """One prompt of a call while it is served: its choices' deltas, its echo, and stopping what is complete."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from replica.messages import TokenChunk, TokenLogprob
@@ -9,21 +9,19 @@ from router.choice import Choice, Delta, TokenEntry
 from router.detokenizer import Detokenizer
 from router.dispatch import Dispatch, Interrupted, closing
 from router.errors import ReplicaGone
+from router.pace import Pace
 from router.tokenizer import BaseTokenizer
-
-Arrived = Callable[[int, int], None]
-"""Called for each message with how many tokens it brought and how many choices are open."""
 
 
 class PromptRun:
     """Turns a dispatch's chunks into deltas whose indices are the call's."""
 
-    def __init__(self, call: Call, prompt: Prompt, dispatch: Dispatch, arrived: Arrived) -> None:
+    def __init__(self, call: Call, prompt: Prompt, dispatch: Dispatch, pace: Pace) -> None:
         self._call = call
         self._prompt = prompt
         self._tokenizer = call.tokenizer
         self._dispatch = dispatch
-        self._arrived = arrived
+        self._pace = pace
         self.was_answered = False
         """Whether a replica has sent something other than its refusal."""
         self._begin()
@@ -41,6 +39,11 @@ class PromptRun:
     def replica_id(self) -> str | None:
         """The replica that serves it, or was the last to try."""
         return self._dispatch.replica_id
+
+    @property
+    def first_token_s(self) -> float | None:
+        """When its first token came, by the clock of its pace."""
+        return self._pace.first_s
 
     @property
     def num_tokens(self) -> int:
@@ -72,8 +75,10 @@ class PromptRun:
         backlog: list[TokenChunk] | None = []
         async with closing(self._dispatch.chunks()) as stream:
             async for chunks in stream:
-                self._arrived(sum(len(chunk.token_ids) for chunk in chunks), self._num_open)
-                self.was_answered = self.was_answered or any(_is_answer(chunk) for chunk in chunks)
+                num_tokens = len(chunks[0].token_ids) if len(chunks) == 1 else _num_tokens(chunks)
+                if num_tokens:
+                    self._pace.arrived(num_tokens, self._num_open)
+                self.was_answered = self.was_answered or num_tokens > 0 or any(map(_is_end, chunks))
                 deltas: list[Delta] = []
                 if backlog is not None:
                     backlog.extend(chunks)
@@ -118,8 +123,13 @@ class PromptRun:
         return [Delta(choice.index, echo, entries) for choice in self.choices]
 
 
-def _is_answer(chunk: TokenChunk) -> bool:
-    return bool(chunk.token_ids) or chunk.finish_reason in ("stop", "length")
+def _num_tokens(chunks: Sequence[TokenChunk]) -> int:
+    return sum(len(chunk.token_ids) for chunk in chunks)
+
+
+def _is_end(chunk: TokenChunk) -> bool:
+    """Whether a choice has ended as it should, which it may without a token."""
+    return chunk.finish_reason in ("stop", "length")
 
 
 def prompt_entries(

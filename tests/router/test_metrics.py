@@ -1,9 +1,10 @@
 """The gateway's own series, and merging expositions."""
 
+import asyncio
 import hashlib
 import re
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,11 +16,14 @@ from replica.config import MetricsConfig as ReplicaMetricsConfig
 from replica.errors import AdapterUnavailable
 from replica.messages import GenerateRequest, Origin, SamplingParams
 from replica.metrics import ReplicaMetrics
+from replica.sequence import RequestGroup
 from router.config import MetricsConfig, RouterConfig
 from router.errors import BadRequest
 from router.exposition import merge_expositions
-from router.metrics import GatewayMetrics
+from router.metrics import SETTLED_AT_ONCE, GatewayMetrics
+from router.pace import MAX_GAPS
 from router.schemas import CompletionBody
+from tests.fakes import CollectingOutbox
 from tests.metrics_text import samples_of, value_of
 from tests.router.support import BASE_NAME, Stack, adapter_record, delta, running
 from tests.router.test_openai_api import says
@@ -107,14 +111,14 @@ async def test_a_thousand_adapters_are_scraped_within_a_second() -> None:
             for outcome in ("", "stop"):
                 found = Resolution(model=name, adapter=name, number=1)
                 with suppress(BadRequest), stack.gateway.metrics.meter(found, "acme", 5) as meter:
-                    arrived = meter.prompt_meter()
+                    arrived = meter.pace().arrived
                     arrived(1, 1)
                     arrived(3, 1)
                     if outcome:
                         raise BadRequest("no")
         replica = ReplicaMetrics()
         for name in names:
-            replica.on_start(request_of(name), 0.1)
+            replica.on_start(RequestGroup(request_of(name), CollectingOutbox()), 0.1)
         stack.fleet.texts = {"r0": replica.render(), "r1": replica.render()}
         started_s = time.monotonic()
         text = await stack.gateway.exposition()
@@ -133,11 +137,11 @@ def test_replica_drops_a_version_that_is_withdrawn_and_bounds_the_others() -> No
     sample = "lorafleet_replica_queue_wait_seconds_count"
     requests = [request_of(name) for name in ("a", "b", "c", "d")]
     for request in requests:
-        metrics.on_start(request, 0.1)
+        metrics.on_start(RequestGroup(request, CollectingOutbox()), 0.1)
     assert value_of(metrics.render(), sample, model="_other", version="-") == 2
     metrics.on_withdrawn(requests[0].adapter or "")
     assert value_of(metrics.render(), sample, model="a", version="1") is None
-    metrics.on_start(requests[3], 0.1)
+    metrics.on_start(RequestGroup(requests[3], CollectingOutbox()), 0.1)
     assert value_of(metrics.render(), sample, model="d", version="1") == 1
 
 
@@ -149,7 +153,7 @@ async def test_series_go_with_their_adapter_and_do_not_come_back() -> None:
         late = stack.gateway.metrics.meter(LEGAL, "acme", 3)
         with late:
             await stack.gateway.apply(delta([adapter_record("sql")], revision=2))
-            late.prompt_meter()(5, 1)
+            late.pace().arrived(5, 1)
         text = stack.gateway.metrics.exposition()
         assert b'model="legal"' not in text
         assert b'model="sql"' in text
@@ -159,7 +163,7 @@ def test_times_come_from_the_clock() -> None:
     now_s = 10.0
     metrics = GatewayMetrics(clock=lambda: now_s)
     with metrics.meter(LEGAL, "acme", 1) as meter:
-        arrived = meter.prompt_meter()
+        arrived = meter.pace().arrived
         now_s = 10.5
         arrived(1, 1)
         now_s = 11.5
@@ -168,6 +172,60 @@ def test_times_come_from_the_clock() -> None:
         sample = f"lorafleet_gateway_{name}_seconds_sum"
         assert value_of(metrics.exposition(), sample, model="legal", version="1") == seconds
     assert value_of(metrics.exposition(), "lorafleet_tenant_first_token_seconds_sum", tenant="acme") == 0.5
+
+
+async def test_scrape_shows_what_live_streams_have_brought_and_counts_nothing_twice() -> None:
+    async with running() as stack:
+        counted = "lorafleet_gateway_completion_tokens_total"
+        labels = {"model": "legal", "version": "1"}
+        with stack.gateway.metrics.meter(LEGAL, "acme", 1) as meter:
+            one, other = meter.pace(), meter.pace()
+            for number in range(1, MAX_GAPS + 3):
+                one.arrived(2, 1)
+                if number % 100 == 0:
+                    text = await stack.gateway.own_exposition()
+                    assert value_of(text, counted, **labels) == 2 * number
+            other.arrived(3, 3)
+            text = await stack.gateway.own_exposition()
+            assert value_of(text, counted, **labels) == 2 * (MAX_GAPS + 2) + 3
+            assert value_of(text, "lorafleet_gateway_first_token_seconds_count", **labels) == 1
+            assert value_of(text, "lorafleet_gateway_in_flight", **labels) == 1
+        text = await stack.gateway.own_exposition()
+        assert value_of(text, counted, **labels) == 2 * (MAX_GAPS + 2) + 3
+        assert (
+            value_of(text, "lorafleet_tenant_tokens_total", tenant="acme", kind="completion") == 2 * (MAX_GAPS + 2) + 3
+        )
+        assert value_of(text, "lorafleet_gateway_between_tokens_seconds_count", **labels) == MAX_GAPS + 1
+
+
+async def test_gaps_of_a_stream_that_nobody_scrapes_do_not_pile_up() -> None:
+    metrics = GatewayMetrics()
+    with metrics.meter(LEGAL, "acme", 1) as meter:
+        pace = meter.pace()
+        for _ in range(3 * MAX_GAPS):
+            pace.arrived(1, 1)
+        assert len(pace.take_gaps_s()) < MAX_GAPS
+
+
+async def test_streams_get_their_turn_while_many_of_them_are_counted_for_a_scrape() -> None:
+    metrics, turns = GatewayMetrics(), 0
+
+    async def other_work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    with ExitStack() as calls:
+        for _ in range(10 * SETTLED_AT_ONCE):
+            calls.enter_context(metrics.meter(LEGAL, "acme", 1)).pace().arrived(1, 1)
+        task = asyncio.create_task(other_work())
+        await metrics.settle()
+        task.cancel()
+    assert turns >= 9
+    assert (
+        value_of(metrics.exposition(), "lorafleet_gateway_completion_tokens_total", model="legal", version="1") == 640
+    )
 
 
 def test_merge_groups_families_and_keeps_one_type_each() -> None:
@@ -194,7 +252,7 @@ def test_merge_groups_families_and_keeps_one_type_each() -> None:
 def test_merge_of_real_expositions_can_be_read_back() -> None:
     made = GatewayMetrics()
     with made.meter(LEGAL, "acme", 2) as meter:
-        meter.prompt_meter()(1, 1)
+        meter.pace().arrived(1, 1)
     merged = merge_expositions({"g0": made.exposition(), "g1": made.exposition()}).decode()
     samples = [s for family in text_string_to_metric_families(merged) for s in family.samples]
     assert {s.labels["instance"] for s in samples} == {"g0", "g1"}

@@ -26,6 +26,7 @@ class Bench:
         adapters: FakeAdapters | None = None,
         link: FakeLink | None = None,
         on_ended: OnEnded | None = None,
+        metrics: ReplicaMetrics | None = None,
         **config: Any,
     ) -> None:
         fields = {"context_length": config.pop("context_length", 256), "eos_bias": config.pop("eos_bias", -100.0)}
@@ -39,7 +40,7 @@ class Bench:
             self.model,
             self.adapters,
             self.config,
-            ReplicaMetrics(),
+            metrics or ReplicaMetrics(),
             num_blocks=num_blocks,
             num_slots=num_slots,
             on_fatal=self.fatal.append,
