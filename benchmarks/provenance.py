@@ -38,6 +38,9 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
+    """The commit of this folder; LORAFLEET_COMMIT names it for a copy that has no history."""
+    if named := os.environ.get("LORAFLEET_COMMIT"):
+        return named
     command = ["git", "describe", "--always", "--dirty"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
