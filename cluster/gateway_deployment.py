@@ -8,10 +8,12 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 
+from cluster.channel import wait_until_set
 from cluster.config import FleetConfig
 from cluster.doors import authenticator, serve_host
 from cluster.registry_client import ServeRegistry
 from cluster.serve_fleet import ServeFleet
+from cluster.serve_peers import ServePeers
 from cluster.usage_teller import tell_forever, tell_last
 from registry.catalog import Catalog
 from registry.errors import RegistryError
@@ -25,17 +27,24 @@ from telemetry.traces import open_tracer
 
 logger = logging.getLogger("lorafleet.gateway")
 RETRY_S = 0.5
+FIRST_CATALOG_S = 30.0
+"""How long a gateway that starts waits for the registry, before it takes requests with nothing to go by."""
 WATCH_RUNNING_S = 0.05
 SHARE_S = 0.5
 """How often a gateway says what it holds and wants of limits that several gateways share."""
 
 
 class GatewayDeployment:
-    """The HTTP face. It follows the registry's catalog and serves on from the last one when the registry is down."""
+    """The HTTP face. It follows the registry's catalog and serves on from the last one when the registry is down.
 
-    def __init__(self, config: FleetConfig, base_names: tuple[str, ...], replicas: Any) -> None:
+    Serve sends requests once `__init__` is over, so it waits for the first catalog there: a gateway that knows no model
+    would lose requests.
+    """
+
+    async def __init__(self, config: FleetConfig, base_names: tuple[str, ...], replicas: Any) -> None:  # type: ignore[misc]
         self._config = config
-        self._gateway_id = serve.get_replica_context().replica_id.unique_id
+        context = serve.get_replica_context()
+        self._gateway_id = context.replica_id.unique_id
         self._registry = ServeRegistry(serve.get_deployment_handle("RegistryActor", app_name=config.registry_app))
         placement = config.router.placement
         self._fleet = ServeFleet(
@@ -54,15 +63,30 @@ class GatewayDeployment:
             authenticator=authenticator(router, self._catalog, serve_host()),
             shares_limits=True,
             journal=self._journal,
+            peers=ServePeers(serve.get_deployment_handle(context.deployment, context.app_name), router.instance),
         )
+        self._has_catalog = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._following = loop.create_task(self._follow())
         self._pulsing = loop.create_task(self._pulse())
         self._sharing = loop.create_task(self._share_limits())
         self._telling = loop.create_task(tell_forever(self._journal.ledger, self._registry))
+        if not await wait_until_set(self._has_catalog, FIRST_CATALOG_S):
+            logger.warning("no catalog after %g s; taking requests without one", FIRST_CATALOG_S)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_app(self._gateway, server_repeats_id=True)
+
+    async def instance(self) -> str:
+        """What other gateways know this one by."""
+        return self._gateway.config.instance
+
+    async def metrics_for(self, asker: str, wanted: str | None = None) -> tuple[str, bytes] | None:
+        """Its instance and metrics for another gateway that is being scraped, unless that one wants a third one's."""
+        own = self._gateway.config.instance
+        if asker == own or wanted not in (None, own):
+            return None
+        return own, await self._gateway.own_exposition()
 
     async def _follow(self) -> None:
         """Keep the catalog current for ever; each call acknowledges what was applied before it.
@@ -79,6 +103,7 @@ class GatewayDeployment:
                 used.clear()
                 if delta is not None:
                     await self._apply(delta)
+                self._has_catalog.set()
             except RegistryError as error:
                 logger.warning("catalog: %s; serving on from revision %d", error.message, self._catalog.revision)
                 await asyncio.sleep(RETRY_S)
@@ -92,7 +117,7 @@ class GatewayDeployment:
         while True:
             await asyncio.sleep(WATCH_RUNNING_S)
             try:
-                is_news = self._gateway.stopping(self._fleet.gone())
+                is_news = self._gateway.stopping(self._fleet.gone(), self._fleet.starting())
                 now_s = time.monotonic()
                 if is_news or now_s - told_s >= self._config.router.placement.pulse_s:
                     told_s = now_s

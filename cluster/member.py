@@ -78,6 +78,7 @@ class Member:
         self._told: str | None = None
         self._news = asyncio.Event()
         self._staging = Staging(stager, registry, node_store_bytes, self._news.set)
+        self._settled = asyncio.Event()
         self.is_joined = False
         self.refusal: str | None = None
 
@@ -98,6 +99,10 @@ class Member:
                 logger.exception("the member stumbled; it joins again")
             self.is_joined = False
             await asyncio.sleep(RETRY_S if self.refusal is None else REFUSED_RETRY_S)
+
+    async def joined(self) -> None:
+        """Return when the replica has joined for the first time, or the fleet has refused its base."""
+        await self._settled.wait()
 
     def _tell(self, trouble: str | None) -> None:
         """Log what keeps the replica out of the fleet, once and not again until it changes."""
@@ -130,6 +135,7 @@ class Member:
             self._replica_id, self._node_id, self._num_slots, self._base.digest, self._staging.staged()
         )
         self.is_joined = True
+        self._settled.set()
         logger.info("joined as ring member %d", record.ring_id)
 
     async def _publish_base(self) -> None:
@@ -140,6 +146,7 @@ class Member:
             catalog = await self._registry.changes(0)
             theirs = None if catalog is None else catalog.base
             self.refusal = refusal_of(self._base, theirs, error.message)
+            self._settled.set()
             raise JoinRefused(self.refusal) from error
         self.refusal = None
 

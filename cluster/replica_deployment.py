@@ -60,9 +60,15 @@ class RegistrySource:
 
 
 class ReplicaDeployment:
-    """One base model in the fleet. Calls name it by `replica_id`, and one that is meant for another is refused."""
+    """One base model in the fleet. Calls name it by `replica_id`, and one that is meant for another is refused.
 
-    def __init__(self, config: FleetConfig, replica_factory: ReplicaFactory = torch_replica) -> None:
+    It has joined when `__init__` is over: a rolling update goes on to the next replica as soon as this one runs, and
+    must not leave a fleet in which none takes requests.
+    """
+
+    async def __init__(  # type: ignore[misc]
+        self, config: FleetConfig, replica_factory: ReplicaFactory = torch_replica
+    ) -> None:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
@@ -92,6 +98,7 @@ class ReplicaDeployment:
         self._load_report = LoadReport()
         self._following = self._loop.create_task(self._member.run())
         self._telling = self._loop.create_task(tell_forever(self._ledger, registry))
+        await self._member.joined()
 
     def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
         """From the step thread; a loop that has ended takes nothing more."""

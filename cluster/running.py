@@ -31,6 +31,13 @@ class RunningReplicas:
             ever = self._ever[deployment] = self._ever.get(deployment, frozenset()) & (asked | now)
             return (ever - now) & asked
 
+    def starting(self, deployment: str, replica_ids: Iterable[str]) -> frozenset[str]:
+        """Those of `replica_ids` that no router has heard of yet; none while no router has heard anything."""
+        with self._lock:
+            if deployment not in self._now:
+                return frozenset()
+            return frozenset(replica_ids) - self._now[deployment] - self._ever[deployment]
+
 
 RUNNING = RunningReplicas()
 """This process's."""

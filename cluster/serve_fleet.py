@@ -15,6 +15,8 @@ from router.errors import ReplicaGone
 ASK_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 5.0
 PREFETCH_TIMEOUT_S = 5.0
+START_POLL_S, START_POLLS = 0.02, 250
+"""A replica joins the fleet just before Serve counts it as running, and calls for it reach it only then."""
 DEPLOYMENT = "Replica"
 
 
@@ -103,6 +105,7 @@ class ServeFleet:
         Raises ReplicaGone when the replica died, left or makes no progress, and ReplicaError subclasses as the replica
         raised them.
         """
+        await self._started(replica_id)
         channel = self._channel(replica_id)
         outbox_id = channel.outbox_id
         response = self._handle.generate.remote(request=request, gateway_id=outbox_id, replica_id=replica_id)
@@ -140,6 +143,17 @@ class ServeFleet:
     def gone(self) -> frozenset[str]:
         """Replicas of the catalog that Serve has stopped, or is stopping."""
         return RUNNING.gone(DEPLOYMENT, self._replica_ids)
+
+    def starting(self) -> frozenset[str]:
+        """Replicas of the catalog that Serve has yet to count as running."""
+        return RUNNING.starting(DEPLOYMENT, self._replica_ids)
+
+    async def _started(self, replica_id: str) -> None:
+        """Wait until Serve's calls reach the replica, for START_POLLS at most."""
+        for _ in range(START_POLLS):
+            if not RUNNING.starting(DEPLOYMENT, (replica_id,)):
+                return
+            await asyncio.sleep(START_POLL_S)
 
     async def prefetch(self, replica_id: str, digest: str) -> None:
         """Bring a version to a replica's host memory; in vain where that is full, or the replica gone."""

@@ -93,6 +93,33 @@ class Fleet(Protocol):
         ...
 
 
+class Peers(Protocol):
+    """The other gateways of the fleet, by `instance`. Those that do not answer are left out; no method raises."""
+
+    async def names(self) -> Sequence[str]: ...
+
+    async def metrics(self) -> Mapping[str, bytes]:
+        """The Prometheus text of each."""
+        ...
+
+    async def metrics_of(self, instance: str) -> bytes | None:
+        """One's Prometheus text; None when it does not answer, or there is none of this name."""
+        ...
+
+
+class NoPeers:
+    """There is one gateway."""
+
+    async def names(self) -> Sequence[str]:
+        return ()
+
+    async def metrics(self) -> Mapping[str, bytes]:
+        return {}
+
+    async def metrics_of(self, instance: str) -> bytes | None:
+        return None
+
+
 class PulseSource(Protocol):
     """Where a gateway tells its loads and hears the fleet's: the registry."""
 
@@ -223,6 +250,7 @@ class Gateway:
         shares_limits: bool = False,
         metrics: GatewayMetrics | None = None,
         journal: Journal | None = None,
+        peers: Peers | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -241,6 +269,7 @@ class Gateway:
         self._builder = CallBuilder(config.requests)
         self.journal = journal or Journal(UsageLedger(config.instance, wall_clock), clock=clock, wall_clock=wall_clock)
         self._fleet = fleet
+        self._peers = peers or NoPeers()
         self._wall_clock = wall_clock
         self._tokenizer: BaseTokenizer | None = None
         self._applying = asyncio.Lock()
@@ -316,8 +345,12 @@ class Gateway:
             self._used.add(resolution.digest)
         return Binding(resolution, base, tokenizer)
 
-    def stopping(self, replica_ids: frozenset[str]) -> bool:
-        """Send nothing more to these replicas while there are others; returns whether that is news."""
+    def stopping(self, replica_ids: frozenset[str], starting: frozenset[str] = frozenset()) -> bool:
+        """Send nothing more to these replicas, nor yet to those `starting`, while there are others.
+
+        Returns whether there are new ones among those that stop.
+        """
+        self.placement.starting(starting)
         return self.placement.leaving(replica_ids)
 
     async def exchange(self, gateway_id: str, source: PulseSource) -> None:
@@ -368,29 +401,37 @@ class Gateway:
         )
 
     async def exposition(self) -> bytes:
-        """One scrape for the fleet: this gateway's metrics and those of every member that answers."""
+        """One scrape for the fleet: the metrics of all gateways, replicas and the registry, as far as they answer."""
         return await asyncio.to_thread(merge_expositions, await self.expositions())
 
     async def expositions(self) -> dict[str, bytes]:
         """Instance -> its own Prometheus text, of this gateway and every member that answers."""
-        members, registry = await asyncio.gather(self._fleet.metrics(), self._registry_metrics())
-        return {self.config.instance: await self.own_exposition(), **registry, **members}
+        members, registry, peers = await asyncio.gather(
+            self._fleet.metrics(), self._registry_metrics(), self._peers.metrics()
+        )
+        return {self.config.instance: await self.own_exposition(), **peers, **registry, **members}
 
     async def own_exposition(self) -> bytes:
         """Prometheus text of this gateway alone."""
         await self.metrics.settle()
         return await asyncio.to_thread(self.metrics.exposition)
 
-    def instances(self) -> list[str]:
-        """What can be scraped alone: this gateway, the registry, every replica of the catalog."""
-        return [self.config.instance, REGISTRY_INSTANCE, *(replica.replica_id for replica in self.catalog.replicas)]
+    async def instances(self) -> list[str]:
+        """What can be scraped alone: the gateways that answer, the registry, every replica of the catalog."""
+        return [self.config.instance, *await self._peers.names(), *self._other_instances()]
+
+    def _other_instances(self) -> list[str]:
+        return [REGISTRY_INSTANCE, *(replica.replica_id for replica in self.catalog.replicas)]
 
     async def exposition_of(self, instance: str) -> bytes:
         """One member's own text. Raises MemberNotFound, ReplicaGone when it does not answer, RegistryUnavailable."""
-        if instance not in self.instances():
-            raise MemberNotFound(f"no member of the fleet is called {instance[:80]!r}")
         if instance == self.config.instance:
             return await self.own_exposition()
+        if instance not in self._other_instances():
+            peer = await self._peers.metrics_of(instance)
+            if peer is None:
+                raise MemberNotFound(f"no member of the fleet is called {instance[:80]!r}")
+            return peer
         if instance == REGISTRY_INSTANCE:
             return await self.registry.metrics()
         text = await self._fleet.metrics_of(instance)

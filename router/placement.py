@@ -67,6 +67,7 @@ class Placement:
         self._suspicion = Suspicion(config.suspect_s, clock)
         self._names: frozenset[str] = frozenset()
         self._leaving: frozenset[str] = frozenset()
+        self._starting: frozenset[str] = frozenset()
         self._placed = placed
         self._clock = clock
 
@@ -87,6 +88,7 @@ class Placement:
         self._policy.update(self._names, members, self._news.demand)
         listed = frozenset(member.replica_id for member in members)
         self._leaving &= listed
+        self._starting &= listed
         self._suspicion.keep_only(listed)
 
     def hear(self, pulse: FleetPulse) -> list[tuple[str, str]]:
@@ -121,6 +123,10 @@ class Placement:
         before = self._leaving
         self._leaving = frozenset(replica_ids) & {member.replica_id for member in self._policy.members}
         return not self._leaving <= before
+
+    def starting(self, replica_ids: Iterable[str]) -> None:
+        """These replicas have joined and cannot be called yet: others are asked first while there are any."""
+        self._starting = frozenset(replica_ids)
 
     def load(self, replica_id: str) -> int:
         """Requests that the replica is serving, as far as this gateway knows."""
@@ -171,7 +177,7 @@ class Placement:
         if self._others_counted and not self._news.is_fresh(now_s):
             self._count_others()
         standing = self._news.standing(digest, now_s)
-        doubtful = self._suspicion.now() | self._leaving
+        doubtful = self._suspicion.now() | self._leaving | self._starting
         if doubtful:
             chosen = self._policy.choose(name, self._loads, {*exclude, *doubtful}, standing)
             if chosen is not None:

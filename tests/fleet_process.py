@@ -23,6 +23,7 @@ START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 30.0
 LEASE_TTL_S = 3.0
 REPLICA, GATEWAY, REGISTRY = "fleet:Replica", "fleet:Gateway", "registry:RegistryActor"
+PROXY, PROXY_MANAGER = "haproxy", "ray::HAProxyManager"
 
 
 def free_port() -> int:
@@ -126,6 +127,27 @@ class FleetProcess:
         loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
         return {**self._environment(), **loopback, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "token"}
 
+    def deploy(self, *, fleet: Mapping[str, Any] | None = None, num_replicas: int | None = None) -> None:
+        """Change the running fleet's configuration: its `args`, which replaces replicas and gateways a few at a time,
+        or the number of its replicas, which replaces none. Returns when Serve has taken it, not when it is done."""
+        application = self._config["applications"][1]  # type: ignore[index]
+        merged(application["args"], fleet or {})
+        if num_replicas is not None:
+            application["deployments"] = [{"name": "Replica", "num_replicas": num_replicas}]
+        (self.folder / "fleet.yaml").write_text(yaml.safe_dump(self._config))
+        self.control("deploy", str(self.folder / "fleet.yaml"))
+
+    def control(self, *arguments: str) -> None:
+        """Run `tests/control_script.py` on this fleet's Ray."""
+        subprocess.run(
+            [sys.executable, str(ROOT / "tests" / "control_script.py"), *arguments],
+            env=self.driver_environment(),
+            cwd=ROOT,
+            check=True,
+            timeout=120,
+            capture_output=True,
+        )
+
     def log(self) -> str:
         return (self.folder / "serve.log").read_text(errors="replace")
 
@@ -175,6 +197,15 @@ class FleetProcess:
         for process in self._descendants():
             with contextlib.suppress(psutil.Error):
                 if f"ServeReplica:{deployment}" in " ".join(process.cmdline()):
+                    found.append(process.pid)
+        return sorted(found)
+
+    def proxy_pids(self, kind: str = PROXY) -> list[int]:
+        """HAProxy (those with earlier settings end when their connections do), or its manager."""
+        found = []
+        for process in self._descendants():
+            with contextlib.suppress(psutil.Error):
+                if process.name() == kind or (process.cmdline() or [""])[0].startswith(kind):
                     found.append(process.pid)
         return sorted(found)
 

@@ -90,6 +90,16 @@ async def test_calls_beside_a_request_have_an_end(monkeypatch: pytest.MonkeyPatc
         await fleet.prefetch("replica", "0" * 64)
 
 
+def test_replicas_that_no_router_has_heard_of_are_starting() -> None:
+    running = RunningReplicas()
+    assert running.starting("Replica", ("a",)) == frozenset(), "nobody has said anything yet"
+    running.tell("Replica", ("a",))
+    assert running.starting("Replica", ("a", "b")) == {"b"}
+    running.tell("Replica", ("a", "b"))
+    running.tell("Replica", ("b",))
+    assert running.starting("Replica", ("a", "b")) == frozenset(), "one that ran is gone, not starting"
+
+
 def test_only_replicas_that_ran_once_can_be_gone() -> None:
     running = RunningReplicas()
     assert running.gone("Replica", ["a", "b"]) == frozenset(), "nothing was heard yet"

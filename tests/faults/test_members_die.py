@@ -1,8 +1,6 @@
 """Replicas and the registry are killed under a real fleet that has traffic; nothing acknowledged is lost."""
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.fleet_process import LEASE_TTL_S, REGISTRY, REPLICA, ROOT, FleetProcess
+from tests.fleet_process import LEASE_TTL_S, REGISTRY, REPLICA, FleetProcess
 from tests.tiny_fleet import TinyFleet
 from tests.tiny_models import make_adapter
 
@@ -81,17 +79,6 @@ def traffic(fleet: FleetProcess, model: str, max_tokens: int = 8) -> Iterator[Tr
         yield running
     finally:
         running.stop()
-
-
-def control(fleet: FleetProcess, *arguments: str) -> None:
-    subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "control_script.py"), *arguments],
-        env=fleet.driver_environment(),
-        cwd=ROOT,
-        check=True,
-        timeout=60,
-        capture_output=True,
-    )
 
 
 def test_push_under_traffic_moves_the_alias_after_both_replicas_staged(
@@ -170,7 +157,7 @@ def test_registry_down_inference_goes_on_from_the_last_catalog(
 ) -> None:
     fleet.cli("push", "outage", new_adapter(base, tmp_path, 6))
     expected = ask(fleet, "outage").json()["choices"][0]["text"]
-    control(fleet, "delete")
+    fleet.control("delete")
     with traffic(fleet, "outage") as running:
         time.sleep(outage_s)
     assert len(running.answers) > 10
@@ -178,7 +165,7 @@ def test_registry_down_inference_goes_on_from_the_last_catalog(
     refused = httpx.get(f"{fleet.url}/v1/adapters", timeout=60)
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "registry_unavailable"
-    control(fleet, "run", str(fleet.folder / "registry"), str(LEASE_TTL_S))
+    fleet.control("run", str(fleet.folder / "registry"), str(LEASE_TTL_S))
     with traffic(fleet, "outage") as running:
         fleet.wait_until(lambda: httpx.get(f"{fleet.url}/v1/adapters").status_code == 200, "registry")
         fleet.cli("push", "outage", new_adapter(base, tmp_path, 7))

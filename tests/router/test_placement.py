@@ -131,6 +131,17 @@ def test_plan_that_shrinks_keeps_the_first_homes_and_asks_for_no_prefetch() -> N
     assert bench.placement.policy.homes("tenant-1") == four[:1]
 
 
+def test_starting_replica_gets_nothing_while_there_is_another() -> None:
+    bench = Bench()
+    home = bench.home("tenant-1")
+    bench.placement.starting({home})
+    assert bench.placement.place("tenant-1").replica_id != home
+    bench.placement.starting({home, *bench.others("tenant-1")})
+    assert bench.placement.place("tenant-1").replica_id == home
+    bench.placement.starting(())
+    assert bench.placement.place("tenant-1").replica_id == home
+
+
 def test_stopping_replica_gets_nothing_while_there_is_another() -> None:
     bench = Bench(num_replicas=2)
     home = bench.home("tenant-1")
