@@ -1,6 +1,7 @@
 """What does it cost to tell of what goes on? CPU seconds a token with metrics, logs, traces, against none of them.
 
 Run: python -m benchmarks.metrics_cost [--rounds 400] [--requests 16] [--tokens 32] [--engine paced|tiny]
+     python -m benchmarks.metrics_cost --instructions --rounds 10
 
 Gateway and replica in one process, as `cluster` wires them, without Ray and without a network, whose price would only
 make the ratio smaller. `paced`: the engine is real and the base model sleeps, so all processor time is ours; `tiny`:
@@ -8,6 +9,11 @@ a real base of two layers. Streams of about one token a message, four adapters a
 side by side in the process; a round runs a block of each, in turning order, and gives one ratio. Blocks are short and
 many, for the machine's own pace wanders by 15 % within a second. A set-up that exports metrics is scraped after every
 15 s of its own blocks, as Prometheus would. Logs are JSON lines in a file; spans go over OTLP to a process beside it.
+`none` still keeps the ledger of use, by which tenants are charged.
+
+With `--instructions` valgrind counts instructions in user space instead: what a busy machine does to caches and clocks
+is not in them, nor is the kernel's work, of which metrics make none. A step takes 0.3 s then, so that one token a
+message stays the rule, and every block ends with a scrape.
 """
 
 import argparse
@@ -17,6 +23,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -27,8 +34,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from benchmarks.instructions import FOLDER, Instructions, under_valgrind
 from benchmarks.provenance import save
 from cluster.replica_journal import ReplicaJournal
 from registry.catalog import Catalog, Resolution
@@ -58,8 +66,11 @@ from tests.tiny_models import make_adapter, make_model
 NAMES = ("legal", "sql", "support", "poems")
 TENANTS = ("acme", "beta", "gamma")
 STEP_S = 0.002
+COUNTED_STEP_S = 0.3
 SCRAPE_S = 15.0
 REPLICA_ID = "replica-0"
+WARM_UP = 2
+"""Blocks of each set-up that are not measured."""
 LIMIT = 1.02
 TRACES_LIMIT = 1.05
 
@@ -198,12 +209,32 @@ SINK = Sink()
 SETUPS: tuple[Setup, ...] = (
     Setup("none", lambda: {"metrics": NoGatewayMetrics()}, lambda: {"metrics": NoReplicaMetrics()}),
     Setup("metrics", dict, dict, is_scraped=True),
-    told("logs alone", with_metrics=False, is_logged=True, traced=False),
-    told("traces alone", with_metrics=False, is_logged=False, traced=True, limit=TRACES_LIMIT),
     told("metrics and logs", with_metrics=True, is_logged=True, traced=False),
     told("metrics, logs and traces", with_metrics=True, is_logged=True, traced=True, limit=TRACES_LIMIT),
+    told("logs alone", with_metrics=False, is_logged=True, traced=False),
+    told("traces alone", with_metrics=False, is_logged=False, traced=True, limit=TRACES_LIMIT),
+    Setup("none again", lambda: {"metrics": NoGatewayMetrics()}, lambda: {"metrics": NoReplicaMetrics()}),
 )
-"""The first is what the others are compared with."""
+"""The first is what the others are compared with; the last is the same, and shows what a ratio means."""
+
+DEFAULT_SETUPS = ("metrics", "metrics and logs", "metrics, logs and traces", "none again")
+
+
+class Cost(Protocol):
+    """What is measured of a block."""
+
+    def begin(self) -> None: ...
+    def end(self) -> float: ...
+
+
+class CpuSeconds:
+    """Of the whole process."""
+
+    def begin(self) -> None:
+        self._started_s = time.process_time()
+
+    def end(self) -> float:
+        return time.process_time() - self._started_s
 
 
 class BlobRegistry:
@@ -228,29 +259,31 @@ class Arm:
         self._gateway = gateway
         self._app = create_app(gateway)
         self._unscraped_s = 0.0
+        self.num_messages = 0
 
-    async def block(self, num_requests: int, num_tokens: int, concurrency: int) -> float:
-        """Processor seconds of the whole process for each token of a block."""
+    async def block(self, args: argparse.Namespace, cost: Cost) -> float:
+        """The cost of each token of a block."""
         for name in LOGGERS:
             logging.getLogger(name).setLevel(logging.INFO if self.setup.is_logged else logging.WARNING)
         gc.collect()
-        gate, began_s, started_s = asyncio.Semaphore(concurrency), time.monotonic(), time.process_time()
+        gate, began_s = asyncio.Semaphore(args.concurrency), time.monotonic()
+        cost.begin()
 
         async def one(number: int) -> None:
             async with gate:
-                await self._stream(NAMES[number % len(NAMES)], TENANTS[number % len(TENANTS)], num_tokens)
+                await self._stream(NAMES[number % len(NAMES)], TENANTS[number % len(TENANTS)], args.tokens)
 
-        await asyncio.gather(*(one(number) for number in range(num_requests)))
+        await asyncio.gather(*(one(number) for number in range(args.requests)))
         self._unscraped_s += time.monotonic() - began_s
-        if self.setup.is_scraped and self._unscraped_s >= SCRAPE_S:
+        if self.setup.is_scraped and (args.instructions or self._unscraped_s >= SCRAPE_S):
             self._unscraped_s = 0.0
             await self._gateway.exposition()
-        return (time.process_time() - started_s) / (num_requests * num_tokens)
+        return cost.end() / (args.requests * args.tokens)
 
     async def _stream(self, name: str, tenant: str, num_tokens: int) -> None:
         body = {"model": f"{name}@1", "prompt": "hello", "stream": True, "max_tokens": num_tokens, "ignore_eos": True}
         sent = await call(self._app, json.dumps(body).encode(), tenant)
-        assert sent > 2, f"{sent} messages for {num_tokens} tokens"
+        self.num_messages += sent
 
     async def close(self) -> None:
         await asyncio.to_thread(self._replica.close)
@@ -288,6 +321,7 @@ class Ground:
     registry: Registry
     records: tuple[AdapterRecord, ...]
     engine: str
+    step_s: float
 
     def fetch(self, sha256: str, to: Path) -> None:
         """As `replica.adapters.node_store.BlobSource`."""
@@ -298,11 +332,11 @@ class Ground:
         if self.engine == "tiny":
             return real
         tokenizer = (self.base / "tokenizer.json").read_bytes()
-        return PacedModel(real.spec, tokenizer, sites=real.sites, step_s=STEP_S, token_id=65)
+        return PacedModel(real.spec, tokenizer, sites=real.sites, step_s=self.step_s, token_id=65)
 
 
 @asynccontextmanager
-async def ground(folder: Path, engine: str) -> AsyncIterator[Ground]:
+async def ground(folder: Path, engine: str, step_s: float) -> AsyncIterator[Ground]:
     base = make_model(folder / "tiny-llama")
     registry = Registry.open(RegistryConfig(data_dir=folder / "registry", new_adapters="public"))
     spec = BaseModel.load(ModelConfig(base=str(base), device="cpu", num_threads=1)).spec
@@ -311,7 +345,7 @@ async def ground(folder: Path, engine: str) -> AsyncIterator[Ground]:
     for seed, name in enumerate(NAMES):
         made = make_adapter(base, ("q_proj", "v_proj"), 8, folder=folder / name, seed=seed)
         registry.push(name, adapter_files(made), owner="default", activate=False)
-    yield Ground(folder, base, registry, registry.adapters(), engine)
+    yield Ground(folder, base, registry, registry.adapters(), engine, step_s)
     registry.close()
 
 
@@ -341,23 +375,29 @@ async def arm_of(setup: Setup, on: Ground) -> Arm:
 
 
 async def measure(args: argparse.Namespace, setups: Sequence[Setup]) -> dict[str, list[float]]:
-    """CPU seconds a token of every block, by set-up."""
-    seconds: dict[str, list[float]] = {setup.name: [] for setup in setups}
+    """The cost of a token of every block, by set-up."""
+    costs: dict[str, list[float]] = {setup.name: [] for setup in setups}
+    cost: Cost = Instructions() if args.instructions else CpuSeconds()
+    step_s = COUNTED_STEP_S if args.instructions else STEP_S
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w") as log, SINK:
         set_up(LogConfig(format="json"), role="benchmark", member=REPLICA_ID, stream=log)
-        async with ground(Path(folder), args.engine) as shared:
+        async with ground(Path(folder), args.engine, step_s) as shared:
             arms = [await arm_of(setup, shared) for setup in setups]
             for arm in arms:
-                await arm.block(args.requests, args.tokens, args.concurrency)
+                for _ in range(WARM_UP):
+                    await arm.block(args, CpuSeconds())
+                arm.num_messages = 0
             gc.freeze()
             for number in range(args.rounds):
                 turn = number % len(arms)
                 for arm in (*arms[turn:], *arms[:turn]):
-                    took_s = await arm.block(args.requests, args.tokens, args.concurrency)
-                    seconds[arm.setup.name].append(took_s)
+                    costs[arm.setup.name].append(await arm.block(args, cost))
             for arm in arms:
+                share = arm.num_messages / (args.rounds * args.requests * args.tokens)
+                print(f"{arm.setup.name}: {share:.2f} messages a token")
+                assert share > 0.8, "messages carry several tokens: an easy case"
                 await arm.close()
-    return seconds
+    return costs
 
 
 T_95 = {10: 2.262, 12: 2.201, 15: 2.145, 20: 2.093, 30: 2.045, 40: 2.023, 60: 2.001, 120: 1.98, 400: 1.966}
@@ -373,13 +413,12 @@ def ratio_of(ours: Sequence[float], none: Sequence[float]) -> tuple[float, float
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
-def report(setups: Sequence[Setup], seconds: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+def report(setups: Sequence[Setup], costs: Mapping[str, Sequence[float]], unit: str) -> list[dict[str, Any]]:
     none, rows = setups[0], []
     for setup in setups:
-        us = statistics.median(seconds[setup.name]) * 1e6
-        row: dict[str, Any] = {"setup": setup.name, "cpu_us_per_token": round(us, 2)}
+        row: dict[str, Any] = {"setup": setup.name, f"{unit}_per_token": round(statistics.median(costs[setup.name]), 2)}
         if setup is not none:
-            ratio, low, high = ratio_of(seconds[setup.name], seconds[none.name])
+            ratio, low, high = ratio_of(costs[setup.name], costs[none.name])
             row |= {"ratio": round(ratio, 4), "low": round(low, 4), "high": round(high, 4), "limit": setup.limit}
         rows.append(row)
         print(row)
@@ -393,15 +432,24 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="of a request")
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--engine", choices=("paced", "tiny"), default="paced")
-    parser.add_argument("--setups", nargs="*", default=[setup.name for setup in SETUPS[1:]], help="beside `none`")
+    parser.add_argument("--setups", nargs="*", default=DEFAULT_SETUPS, help="beside `none`")
+    parser.add_argument("--instructions", action="store_true", help="count them under valgrind, instead of seconds")
     parser.add_argument("--name", help="of the file in results; metrics_cost_<engine> by default")
     args = parser.parse_args()
     assert args.rounds >= min(T_95), "ten rounds at least"
+    if args.instructions and FOLDER not in os.environ:
+        with tempfile.TemporaryDirectory() as folder:
+            under_valgrind("benchmarks.metrics_cost", sys.argv[1:], Path(folder))
+        return
     setups = [SETUPS[0], *(setup for setup in SETUPS if setup.name in args.setups)]
-    seconds = asyncio.run(measure(args, setups))
-    rows = report(setups, seconds)
+    costs = asyncio.run(measure(args, setups))
+    if args.instructions:
+        rows = report(setups, costs, "instructions")
+    else:
+        rows = report(setups, {name: [1e6 * s for s in seconds] for name, seconds in costs.items()}, "cpu_us")
     conditions = {**vars(args), "messages": "one token each", "adapters": len(NAMES), "tenants": len(TENANTS)}
-    print(save(args.name or f"metrics_cost_{args.engine}", __doc__ or "", conditions, rows))
+    default = f"metrics_cost_{args.engine}" + "_instructions" * args.instructions
+    print(save(args.name or default, __doc__ or "", conditions, rows))
 
 
 if __name__ == "__main__":

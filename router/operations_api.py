@@ -39,6 +39,6 @@ class OperationsApi:
         return JSONResponse(
             [
                 {"targets": here, "labels": {"__param_instance": instance, "instance": instance}}
-                for instance in self._gateway.instances()
+                for instance in await self._gateway.instances()
             ]
         )

@@ -66,6 +66,7 @@ def fleet_report(**changes: Any) -> FleetReport:
         "period_s": 1.0,
         "gateway": "gateway",
         "num_gateways": 1,
+        "num_gateways_counted": 1,
         "revision": 3,
         "base": "tiny",
         "missing": (),

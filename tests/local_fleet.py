@@ -234,13 +234,35 @@ class LocalReplicas:
         return {replica_id: replica.metrics() for replica_id, replica in self._replicas.items()}
 
 
+class LocalPeers:
+    """`router.gateway.Peers` of one of several gateways in this process."""
+
+    def __init__(self, gateways: Sequence[Gateway], instance: str) -> None:
+        self._gateways = gateways
+        self._instance = instance
+
+    def _others(self) -> list[Gateway]:
+        return [gateway for gateway in self._gateways if gateway.config.instance != self._instance]
+
+    async def names(self) -> Sequence[str]:
+        return [gateway.config.instance for gateway in self._others()]
+
+    async def metrics(self) -> Mapping[str, bytes]:
+        return {gateway.config.instance: await gateway.own_exposition() for gateway in self._others()}
+
+    async def metrics_of(self, instance: str) -> bytes | None:
+        return (await self.metrics()).get(instance)
+
+
 class LocalFleet:
     """Everything, running; `client` speaks HTTP to the gateway without a socket."""
 
-    def __init__(self, registry: LocalRegistry, replicas: "JoinedReplicas", gateway: Gateway) -> None:
+    def __init__(self, registry: LocalRegistry, replicas: "JoinedReplicas", gateways: Sequence[Gateway]) -> None:
+        gateway = gateways[0]
         self.registry = registry
         self.replicas: Mapping[str, Replica] = replicas.by_id
         self.gateway = gateway
+        self.gateways = gateways
         self.app = create_app(gateway)
         self._joined = replicas
 
@@ -252,11 +274,12 @@ class LocalFleet:
 
     async def tell_usage(self) -> None:
         """Hand over what was used, as every member does from time to time."""
-        for ledger in (self.gateway.journal.ledger, *self._joined.ledgers):
+        for ledger in (*(gateway.journal.ledger for gateway in self.gateways), *self._joined.ledgers):
             await tell(ledger, self.registry)
 
-    def client(self) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(app=self.app)
+    def client(self, gateway: Gateway | None = None) -> httpx.AsyncClient:
+        """Of the first gateway, or of another one."""
+        transport = httpx.ASGITransport(app=self.app if gateway is None else create_app(gateway))
         return httpx.AsyncClient(transport=transport, base_url="http://fleet", timeout=120)
 
     async def push(self, name: str, folder: Path) -> None:
@@ -268,8 +291,9 @@ class LocalFleet:
 
     def check_integrity(self) -> None:
         """Assert that every lease is back, everywhere."""
-        self.gateway.check_integrity()
-        assert self.gateway.placement.num_leases == 0
+        for gateway in self.gateways:
+            gateway.check_integrity()
+            assert gateway.placement.num_leases == 0
         for replica in self.replicas.values():
             replica.check_integrity()
 
@@ -348,6 +372,7 @@ async def local_fleet(
     config: ReplicaConfig,
     *,
     num_replicas: int = 2,
+    num_gateways: int = 1,
     router: RouterConfig | None = None,
     source_roots: Sequence[Path] = (),
     model_loader: Callable[[ModelConfig], Model] = BaseModel.load,
@@ -364,31 +389,38 @@ async def local_fleet(
     replicas = JoinedReplicas(folder, config, registry, model_loader, tracer)
     for _ in range(num_replicas):
         base_id = (await replicas.start()).spec.base_id
-    catalog = Catalog((base_id,))
-    access = KeyAuthenticator(lambda: catalog.access, open_without_keys=True) if with_keys else None
-    gateway = Gateway(
-        router or RouterConfig(),
-        catalog,
-        LocalReplicas(replicas.by_id),
-        registry,
-        authenticator=access,
-        journal=Journal(UsageLedger("gateway"), tracer),
-    )
-    following = asyncio.create_task(follow(gateway, registry))
+    gateways: list[Gateway] = []
+
+    def open_gateway(name: str) -> Gateway:
+        catalog, config = Catalog((base_id,)), router or RouterConfig()
+        return Gateway(
+            config.model_copy(update={"instance": name}),
+            catalog,
+            LocalReplicas(replicas.by_id),
+            registry,
+            authenticator=KeyAuthenticator(lambda: catalog.access, open_without_keys=True) if with_keys else None,
+            journal=Journal(UsageLedger(name), tracer),
+            peers=LocalPeers(gateways, name),
+        )
+
+    gateways += [open_gateway(f"gateway-{number}" if number else "gateway") for number in range(num_gateways)]
+    following = [asyncio.create_task(follow(gateway, registry)) for gateway in gateways]
     try:
-        await until(lambda: len(catalog.replicas) == num_replicas)
-        yield LocalFleet(registry, replicas, gateway)
+        await until(lambda: all(len(gateway.catalog.replicas) == num_replicas for gateway in gateways))
+        yield LocalFleet(registry, replicas, gateways)
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
         await replicas.stop()
         plain.close()
 
 
 async def follow(gateway: Gateway, registry: LocalRegistry) -> None:
+    name = gateway.config.instance
     while True:
         delta = await registry.watcher.wait(gateway.catalog.revision, 1.0, with_access=True)
-        await asyncio.to_thread(registry.registry.renew_gateway, "gateway", gateway.catalog.revision)
+        await asyncio.to_thread(registry.registry.renew_gateway, name, gateway.catalog.revision)
         if delta is not None:
             await gateway.apply(delta)
-            await registry._change("renew_gateway", "gateway", gateway.catalog.revision)
+            await registry._change("renew_gateway", name, gateway.catalog.revision)

@@ -42,7 +42,8 @@ function show(found) {
   byId("forget").hidden = !key.get();
   byId("main").setAttribute("aria-busy", "false");
   document.body.classList.remove("is-stale");
-  const gateways = report.num_gateways > 1 ? `, calls of one of ${report.num_gateways} gateways` : "";
+  const missing = report.num_gateways - report.num_gateways_counted;
+  const gateways = missing > 0 ? `, calls of ${report.num_gateways_counted} of ${report.num_gateways} gateways` : "";
   say(byId("base"), `${report.base ?? "no base model yet"} · ${plural(report.totals.num_adapters, "adapter")}${gateways}`);
   for (const part of [showFindings, showTiles, showFleet, showTenants, showRollouts, showEvents, showAdapters]) part(report);
   status();

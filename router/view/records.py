@@ -191,8 +191,10 @@ class FleetReport(Record):
     period_s: float
     """The report changes no more often."""
     gateway: str
-    """Figures of calls are this gateway's; those of slots, queues and tenants' service are the fleet's."""
+    """Which of the gateways has made the report."""
     num_gateways: int
+    num_gateways_counted: int
+    """Those whose calls are in the figures: the others did not answer."""
     revision: int
     base: str | None
     missing: tuple[str, ...]

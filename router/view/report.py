@@ -51,6 +51,7 @@ def build_page(moment: Moment, short: Window, long: Window, gateway: str) -> Pag
     replicas = replica_views(moment.replicas, moment.slots, names, short, moment.revision)
     traffic, tenants = Traffic(short, long), tenant_views(short, long)
     rows = adapter_rows(moment.adapters, BASE_LABEL, slots_by_adapter(replicas), traffic)
+    num_counted = short.num_members(figures.GATEWAY_REVISION)
     rollouts = Rollouts(moment.replicas, moment.events, traffic).of(moment.adapters)
     report = FleetReport(
         at_s=round(moment.wall_s, 2),
@@ -58,7 +59,8 @@ def build_page(moment: Moment, short: Window, long: Window, gateway: str) -> Pag
         latency_window_s=round(long.span_s, 3),
         period_s=1.0,
         gateway=gateway,
-        num_gateways=max(1, len(short.values(figures.GATEWAYS))),
+        num_gateways=max(num_counted, len(short.values(figures.GATEWAYS))),
+        num_gateways_counted=num_counted,
         revision=moment.revision,
         base=moment.base,
         missing=moment.missing,

@@ -68,6 +68,10 @@ class Window:
         """Whether the member answered the last scrape."""
         return instance in self.last.readings
 
+    def num_members(self, figure: Figure) -> int:
+        """How many members have told this."""
+        return sum(figure in reading.values for reading in self.last.readings.values())
+
     def values(self, figure: Figure, instance: str | None = None) -> dict[Key, float]:
         """What it is now, over all members or of one."""
         found: dict[Key, float] = defaultdict(float)

@@ -245,9 +245,9 @@ async def test_thousand_busy_adapters_are_a_bounded_answer_in_bounded_time() -> 
             with stack.gateway.metrics.meter(resolution, f"tenant-{number % 50}", 5) as meter:
                 meter.pace().arrived(9, 1)
         view = FleetView(stack.gateway, "gateway")
-        began_s = time.perf_counter()
+        began_s = time.process_time()
         report = await view.report(limit=1000, with_events=True)
-        took_s = time.perf_counter() - began_s
+        took_s = time.process_time() - began_s
         size = len(report.model_dump_json())
         print(f"1,000 adapters: {size / 1e3:.0f} kB, {took_s / view.num_scrapes:.2f} s a scrape")
         assert report.adapters.num_total == 1001

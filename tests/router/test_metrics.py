@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import re
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -120,9 +121,9 @@ async def test_a_thousand_adapters_are_scraped_within_a_second() -> None:
         for name in names:
             replica.on_start(RequestGroup(request_of(name), CollectingOutbox()), 0.1)
         stack.fleet.texts = {"r0": replica.render(), "r1": replica.render()}
-        started_s = time.monotonic()
+        started_s = time.process_time()  # what a busy machine does to the clock on the wall is not the scrape's
         text = await stack.gateway.exposition()
-        took_s = time.monotonic() - started_s
+        took_s = time.process_time() - started_s
         assert text.count(b"\n") > 75_000
         assert took_s < 1.0
 
@@ -196,6 +197,37 @@ async def test_scrape_shows_what_live_streams_have_brought_and_counts_nothing_tw
             value_of(text, "lorafleet_tenant_tokens_total", tenant="acme", kind="completion") == 2 * (MAX_GAPS + 2) + 3
         )
         assert value_of(text, "lorafleet_gateway_between_tokens_seconds_count", **labels) == MAX_GAPS + 1
+
+
+class FakePeers:
+    """`router.gateway.Peers` whose others are given."""
+
+    def __init__(self, **texts: bytes) -> None:
+        self.texts = texts
+
+    async def names(self) -> Sequence[str]:
+        return list(self.texts)
+
+    async def metrics(self) -> Mapping[str, bytes]:
+        return self.texts
+
+    async def metrics_of(self, instance: str) -> bytes | None:
+        return self.texts.get(instance)
+
+
+async def test_scrape_of_a_gateway_covers_the_others() -> None:
+    async with running() as stack:
+        stack.gateway._peers = FakePeers(g1=b"lorafleet_gateway_revision 7\n")
+        await stack.complete()
+        text = (await stack.http.get("/metrics")).content
+        assert value_of(text, "lorafleet_gateway_revision", instance="g1") == 7
+        assert value_of(text, "lorafleet_gateway_revision", instance="gateway") == 1
+        assert (await stack.http.get("/metrics", params={"instance": "g1"})).text == "lorafleet_gateway_revision 7\n"
+        targets = [target["labels"]["instance"] for target in (await stack.http.get("/metrics/targets")).json()]
+        assert targets == ["gateway", "g1", "registry", "r0", "r1"]
+        stack.gateway._peers = FakePeers()
+        assert (await stack.http.get("/metrics", params={"instance": "g1"})).status_code == 404
+        assert b"g1" not in (await stack.http.get("/metrics")).content
 
 
 async def test_gaps_of_a_stream_that_nobody_scrapes_do_not_pile_up() -> None:
