@@ -1,11 +1,11 @@
 """What does the whole system cost on GPUs? Tokens a second through HTTP against the engine's own, and two replicas.
 
-    python -m benchmarks.gpu_serve --out DIR [--max-replicas 2] [--shape tiny --device cpu]
+    python -m benchmarks.gpu_serve --out DIR [--parts engine,fleet] [--max-replicas 2] [--shape tiny --device cpu]
 
-A real fleet of `deploy/serve` (HAProxy, one gateway, registry, replicas with a GPU each) over a Llama-3.1-8B shape with
+A real fleet of `deploy/serve` (HAProxy, registry, for each GPU a replica and a gateway) over a Llama-3.1-8B shape with
 random bf16 weights; adapters of rank 16 on all seven projections are pushed through the control API. 64 streams a
-replica, prompt 128, output 256, greedy. The engine alone is driven in a process of its own configuration, before and
-after the fleet, on the first GPU.
+replica, prompt 128, output 256, greedy. The engine alone, configured as a replica, is driven in this process
+on the first GPU, before and after the fleets.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.fabric import one_stream  # noqa: E402
 from benchmarks.gpu_engine import show, where  # noqa: E402
-from benchmarks.gpu_fixture import SHAPES, arguments  # noqa: E402
+from benchmarks.gpu_fixture import SHAPES, arguments, chosen_parts  # noqa: E402
 from benchmarks.gpu_fleet import (  # noqa: E402
     AdapterFolder,
     LinkSource,
@@ -61,6 +62,8 @@ class Work:
     max_batch_tokens: int = 2048
     num_kv_blocks: int = 4096
     image_bytes: int = 90 << 20
+    load_factor: float = 1.05
+    """All requests come at once and all adapters are resident everywhere: what counts is even load."""
 
 
 WORKS = {"llama-8b": Work(), "tiny": Work(4, 4, 8, 16, 16, 2, 12, 256, 256, 1 << 20)}
@@ -115,7 +118,9 @@ class Bench:
         self.manifests = [self.adapters.make(index) for index in range(work.num_adapters)]
         self.fields = replica_fields(self.base_folder, shape, device, work)
 
-    def start_engine(self) -> Replica:
+    @contextmanager
+    def engine(self) -> Iterator[Replica]:
+        """The engine alone, every adapter staged."""
         fields = {**self.fields, "adapters": {**self.fields["adapters"], "node_store": self._folder / "alone"}}
         replica = Replica(
             ReplicaConfig.model_validate(fields),
@@ -124,8 +129,11 @@ class Bench:
             device_memory=lambda _: None,
         )
         replica.load()
-        stage(replica, self.manifests)
-        return replica
+        try:
+            stage(replica, self.manifests)
+            yield replica
+        finally:
+            replica.close()
 
     def prompts(self, count: int) -> list[list[int]]:
         vocab, length = self.base.vocab_size, self.work.num_prompt
@@ -199,26 +207,38 @@ def repeated(run: Callable[[], float], repeats: int) -> list[float]:
     return [run() for _ in range(repeats + 1)][1:]
 
 
-def measure(bench: Bench, max_replicas: int) -> dict[str, Any]:
-    work, found = bench.work, dict[str, list[float]]()
-    digests = [manifest.digest for manifest in bench.manifests]
-    engine = bench.start_engine()
-    try:
-        found["engine, base"] = repeated(lambda: bench.drive_engine(engine, [None]), work.repeats)
-        found["engine, adapters"] = repeated(lambda: bench.drive_engine(engine, digests), work.repeats)
-        print({name: [round(value) for value in values] for name, values in found.items()}, flush=True)
-        for count in range(1, max_replicas + 1):
+def measure(bench: Bench, parts: Sequence[str], max_replicas: int) -> dict[str, list[float]]:
+    """Tokens a second of each case, one value a run."""
+    found: dict[str, list[float]] = {}
+    with bench.engine() if "engine" in parts else nullcontext() as engine:
+        if engine is not None:
+            found.update(over_engine(bench, engine, "engine"))
+        for count in range(1, max_replicas + 1 if "fleet" in parts else 1):
             found.update(over_fleet(bench, count))
-        found["engine again, adapters"] = repeated(lambda: bench.drive_engine(engine, digests), work.repeats)
-    finally:
-        engine.close()
+        if engine is not None:
+            found.update(over_engine(bench, engine, "engine again"))
     return {name: [round(value, 1) for value in values] for name, values in found.items()}
+
+
+def over_engine(bench: Bench, engine: Replica, name: str) -> dict[str, list[float]]:
+    """64 streams on the base and on adapters."""
+    cases: dict[str, list[str | None]] = {"base": [None], "adapters": [each.digest for each in bench.manifests]}
+    found = {
+        f"{name}, {title}": repeated(lambda chosen=chosen: bench.drive_engine(engine, chosen), bench.work.repeats)
+        for title, chosen in cases.items()
+    }
+    print({name: [round(value) for value in values] for name, values in found.items()}, flush=True)
+    return found
 
 
 def over_fleet(bench: Bench, num_replicas: int) -> dict[str, list[float]]:
     """64 streams a replica, on the base and on adapters."""
     started_s, num_streams = time.perf_counter(), num_replicas * bench.work.num_streams
-    fleet = {"replicas": {"count": num_replicas, "num_gpus": 1 if bench.device == "cuda" else 0}}
+    fleet = {
+        "replicas": {"count": num_replicas, "num_gpus": 1 if bench.device == "cuda" else 0},
+        "gateways": {"count": num_replicas},
+        "router": {"placement": {"load_factor": bench.work.load_factor}},
+    }
     with FullVocabulary(
         str(bench.base_folder), num_replicas=num_replicas, replica=bench.fields, fleet=fleet
     ) as running:
@@ -246,7 +266,7 @@ def table(found: dict[str, list[float]]) -> list[dict[str, Any]]:
             {
                 "case": name,
                 "tokens_per_s": round(value, 1),
-                "of_engine": round(value / middle[f"engine, {title}"], 4),
+                "of_engine": round(value / alone, 4) if (alone := middle.get(f"engine, {title}")) else "",
                 "of_one_replica": round(value / one, 4) if one and "replica" in name else "",
             }
         )
@@ -261,7 +281,7 @@ def main() -> None:
     print(where(), flush=True)
     with tempfile.TemporaryDirectory() as name:
         bench = Bench(Path(name), options.shape, options.device, work)
-        found = measure(bench, options.max_replicas)
+        found = measure(bench, chosen_parts(options.parts, PARTS), options.max_replicas)
     rows = show("whole system", table(found))
     record = {"question": __doc__, **where(), "shape": options.shape, "work": asdict(work)}
     write_json(options.out / "gpu_serve.json", {**record, "runs": found, "table": rows})

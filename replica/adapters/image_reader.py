@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,8 @@ from replica.adapters.tensor_file import BadTensorFile, TensorFile, bytes_of, ca
 from replica.adapters.weights import AdapterImage, ImageLayout
 from replica.errors import AdapterUnavailable
 
-_MIN_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 2 << 20
+_AHEAD_BYTES = 4 << 20
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -76,11 +78,15 @@ class ImageReader:
         return AdapterImage(manifest.digest, layout, data, block, spent.convert_share)
 
     def expect(self, path: Path) -> None:
-        """Have the disk begin with a file that will be read soon; does not wait, and does nothing with one thread."""
+        """Have the disk begin with a file that will be read soon, in the order of its bytes.
+
+        Does not wait, and does nothing with one thread, nor for a file that is gone.
+        """
         if self._threads is None:
             return
-        for part in range(self._num_threads):
-            self._threads.submit(read_ahead, path, part, self._num_threads)
+        with suppress(FileNotFoundError):
+            for start in range(0, path.stat().st_size, _AHEAD_BYTES):
+                self._threads.submit(read_ahead, path, start, _AHEAD_BYTES)
 
     def close(self) -> None:
         if self._threads is not None:
@@ -91,8 +97,7 @@ class ImageReader:
     ) -> None:
         parts = _parts(file, manifest, layout)
         _clear_gaps(parts, data)
-        size = max(_MIN_PIECE_BYTES, layout.num_bytes // (2 * self._num_threads))
-        found = self._run(lambda piece: _read_piece(file, piece, data, spent), _pieces(parts, size))
+        found = self._run(lambda piece: _read_piece(file, piece, data, spent), _pieces(parts, _PIECE_BYTES))
         bad = next((key for key in found if key is not None), None)
         if bad is not None:
             message = f"{bad} has values that are not finite in {data.dtype}"

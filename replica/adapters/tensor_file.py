@@ -124,12 +124,11 @@ def is_finite(data: memoryview, dtype: torch.dtype) -> bool:
     return all(bool(piece.view(signed).max() < positive and piece.max() < negative) for piece in pieces)
 
 
-def read_ahead(path: Path, part: int, num_parts: int) -> None:
-    """Tell the kernel that one of `num_parts` parts of a file is about to be read; a file that is gone is left."""
+def read_ahead(path: Path, start: int, num_bytes: int) -> None:
+    """Tell the kernel that some bytes of a file are about to be read; a file that is gone is left alone."""
     with suppress(FileNotFoundError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            size = -(-os.fstat(descriptor).st_size // num_parts)
-            os.posix_fadvise(descriptor, part * size, size, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(descriptor, start, num_bytes, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(descriptor)

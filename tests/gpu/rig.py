@@ -87,3 +87,8 @@ def _append(streams: list[Stream], logits: torch.Tensor) -> None:
 def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """The largest difference, in standard deviations of the logits."""
     return float((ours - theirs).abs().max() / theirs.std())
+
+
+def distance(ours: torch.Tensor, exact: torch.Tensor) -> float:
+    """Root mean square of the difference, in standard deviations of the logits."""
+    return float((ours - exact).pow(2).mean().sqrt() / exact.std())

@@ -86,11 +86,12 @@ def test_finite_check_agrees_with_torch(dtype: torch.dtype) -> None:
 def test_reading_ahead_is_a_hint_alone(tmp_path: Path) -> None:
     path = tmp_path / "blob"
     path.write_bytes(b"x" * 1001)
-    for part in range(4):
-        read_ahead(path, part, 4)
+    read_ahead(path, 0, 4)
+    read_ahead(path, 990, 100)
     READER.expect(path)
     path.unlink()
     read_ahead(path, 0, 1)
+    READER.expect(path)
     assert not path.exists()
 
 
@@ -176,7 +177,7 @@ def dirty_block(num_bytes: int) -> HostBlock:
 def test_many_threads_read_the_same_image_into_used_memory(
     tmp_path: Path, file_dtype: str, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replica.adapters.image_reader._MIN_PIECE_BYTES", 1024)
+    monkeypatch.setattr("replica.adapters.image_reader._PIECE_BYTES", 1024)
     made = make_adapter(1, rank=rank, dtype=file_dtype)
     path, layout = tmp_path / "file", layout_of(made, torch.bfloat16)
     path.write_bytes(made.blob)
@@ -203,7 +204,7 @@ def test_one_changed_byte_anywhere_is_found(tmp_path: Path, reader: ImageReader)
 
 def test_no_thread_writes_after_a_read_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory belongs to the next image as soon as the read has raised."""
-    monkeypatch.setattr("replica.adapters.image_reader._MIN_PIECE_BYTES", 1024)
+    monkeypatch.setattr("replica.adapters.image_reader._PIECE_BYTES", 1024)
     made = make_adapter(1)
     path, layout = tmp_path / "file", layout_of(made, torch.float32)
     path.write_bytes(made.blob[:-1] + bytes([made.blob[-1] ^ 1]))
