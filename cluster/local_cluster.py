@@ -1,10 +1,17 @@
 """`serve run` on a Ray of its own that listens on loopback only and has no dashboard: the quickstart's cluster.
 
+It holds HAProxy's port, so that clients wait for the next HAProxy when one dies.
+
 usage: python -m cluster.local_cluster CONFIG.yaml        (as `serve run --app-dir . CONFIG.yaml`)
 """
 
 import os
 import sys
+from pathlib import Path
+
+import yaml
+
+from cluster.listener import listen_for_proxies
 
 # Read when Ray is imported: a Ray that forms no cluster of several machines takes the loopback address as its own, and
 # its servers then listen there alone.
@@ -16,6 +23,13 @@ from ray.serve.scripts import cli
 
 def main(config: str) -> None:
     """Start Ray on this machine's loopback address, then hand over to Serve's own command until it is interrupted."""
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
+        http = yaml.safe_load(Path(config).read_text()).get("http_options", {})
+        host, port = http.get("host", "0.0.0.0"), http.get("port", 8000)
+        try:
+            listen_for_proxies(host, port)
+        except OSError as error:
+            sys.exit(f"{host}:{port}: {error.strerror}")
     ray.init(address="local", namespace="serve", include_dashboard=False)
     cli(["run", "--app-dir", ".", config])
 
