@@ -163,7 +163,8 @@ def told(name: str, *, with_metrics: bool, is_logged: bool, traced: bool, limit:
     def prepare(replica: Replica) -> None:
         tracers.append(open_tracer(TraceConfig(enabled=traced, endpoint=SINK.url), role="replica", member=REPLICA_ID))
         journal = ReplicaJournal(REPLICA_ID, UsageLedger(REPLICA_ID), tracers[0])
-        replica.report_to(partial(asyncio.get_running_loop().call_soon_threadsafe, journal.ended))
+        soon = asyncio.get_running_loop().call_soon_threadsafe
+        replica.report_to(partial(soon, journal.ended), partial(soon, journal.preempted))
 
     def engine() -> Mapping[str, Any]:
         return {} if with_metrics else {"metrics": NoReplicaMetrics()}

@@ -79,7 +79,7 @@ class ReplicaDeployment:
         self._tracer = open_tracer(config.traces, role="replica", member=self._replica_id)
         journal = ReplicaJournal(self._replica_id, self._ledger, self._tracer)
         self._replica = replica_factory(config.replica, RegistrySource(registry, self._loop))
-        self._replica.report_to(partial(self._on_loop, journal.ended))
+        self._replica.report_to(partial(self._on_loop, journal.ended), partial(self._on_loop, journal.preempted))
         spec = self._replica.load()
         self._outboxes: dict[str, Outbox] = {}
         self._member = Member(

@@ -14,7 +14,8 @@ from telemetry.logs import event
 from telemetry.traces import Span, Traceparent, Tracer, Value, parse
 
 if TYPE_CHECKING:
-    from replica.accounts import RequestReport
+    from replica.accounts import Preemption, RequestReport
+    from replica.messages import GenerateRequest
 
 logger = logging.getLogger(__name__)
 BASE = "base"
@@ -57,8 +58,23 @@ class ReplicaJournal:
             if parent is not None:
                 self._trace(report, parent)
 
-    def _who(self, report: "RequestReport") -> dict[str, str | int | None]:
-        request, origin = report.request, report.request.origin
+    def preempted(self, preemptions: "Sequence[Preemption]") -> None:
+        """Tell of choices that lost their KV blocks: `tokens` are computed again."""
+        for each in preemptions:
+            event(
+                logger,
+                "preempted",
+                {
+                    "request_id": each.request.origin.request_id,
+                    "call_id": each.request.request_id,
+                    **self._who(each.request),
+                    "choice": each.index,
+                    "tokens": each.num_tokens,
+                },
+            )
+
+    def _who(self, request: "GenerateRequest") -> dict[str, str | int | None]:
+        origin = request.origin
         return {
             "tenant": request.tenant,
             "adapter": origin.name or BASE,
@@ -72,7 +88,7 @@ class ReplicaJournal:
         return {
             "request_id": report.request.origin.request_id,
             "call_id": report.request.request_id,
-            **self._who(report),
+            **self._who(report.request),
             "outcome": report.outcome,
             "prompt_tokens": report.num_prompt,
             "output_tokens": report.num_output,
@@ -80,6 +96,7 @@ class ReplicaJournal:
             "load_ms": _ms(report.load_s),
             "first_token_ms": None if first_s is None else _ms(first_s - report.arrived_s),
             "total_ms": _ms(report.ended_s - report.arrived_s),
+            "preemptions": report.num_preemptions,
             "device_ms": round(report.device_ns / 1e6, 3),
         }
 
@@ -87,7 +104,9 @@ class ReplicaJournal:
         offset_s = self._wall_offset_s()
         # What the request's span says too is not repeated: each attribute costs 3 us to send.
         who: dict[str, Value] = {
-            f"lorafleet.{name}": value for name, value in self._who(report).items() if value and name != "replica"
+            f"lorafleet.{name}": value
+            for name, value in self._who(report.request).items()
+            if value and name != "replica"
         }
         parts = list(phases(report))
         for name, start_s, end_s, tokens in parts:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from replica.flight import Flight
 from replica.messages import FinishReason, GenerateRequest
-from replica.sequence import RequestGroup
+from replica.sequence import RequestGroup, Sequence
 
 logger = logging.getLogger(__name__)
 NS_PER_S = 1_000_000_000
@@ -41,6 +41,8 @@ class RequestReport:
     """The launch of its first step."""
     first_token_s: float | None
     ended_s: float
+    num_preemptions: int = 0
+    """How often a choice lost its KV blocks and computed anew."""
 
     @property
     def load_s(self) -> float:
@@ -53,15 +55,26 @@ class RequestReport:
         return _or(self.started_s, self.ended_s) - self.arrived_s - self.load_s
 
 
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """A choice that lost its KV blocks to others: `num_tokens` of it are computed again."""
+
+    request: GenerateRequest
+    index: int
+    num_tokens: int
+
+
 OnEnded = Callable[[Items[RequestReport]], None]
-"""Called from the step thread, at most once a step; must not block."""
+OnPreempted = Callable[[Items[Preemption]], None]
+"""Both are called from the step thread, at most once a step; they must not block."""
 
 
 class Accounts:
     """Used by the step thread alone. `busy_ns` is the time of all steps so far, `num_tokens` what they computed."""
 
-    def __init__(self, on_ended: OnEnded | None = None) -> None:
+    def __init__(self, on_ended: OnEnded | None = None, on_preempted: OnPreempted | None = None) -> None:
         self._on_ended = on_ended
+        self._on_preempted = on_preempted
         self._ended: list[tuple[RequestGroup, float]] = []
         self.busy_ns = 0
         self.num_tokens = 0
@@ -85,6 +98,17 @@ class Accounts:
     def tokens_per_s(self) -> float:
         """Tokens, prompts' and sampled, in a second of the steps so far; 0 before the first."""
         return NS_PER_S * self.num_tokens / self.busy_ns if self.busy_ns else 0.0
+
+    def preempted(self, victims: Items[tuple[Sequence, int]]) -> None:
+        """Tell of choices that were preempted, each with the tokens that it had computed."""
+        for sequence, _ in victims:
+            sequence.group.num_preemptions += 1
+        if victims and self._on_preempted is not None:
+            told = [Preemption(each.group.request, each.index, num_tokens) for each, num_tokens in victims]
+            try:
+                self._on_preempted(told)
+            except Exception:
+                logger.exception("the news of %d preemptions was refused", len(told))
 
     def end(self, group: RequestGroup, now_s: float) -> None:
         """Note that the last choice of a request has ended."""
@@ -119,7 +143,7 @@ def report_of(group: RequestGroup, ended_s: float) -> RequestReport:
         request=group.request,
         outcome=group.outcome,
         num_prompt=group.num_prompt_computed,
-        num_output=sum(sequence.num_output for sequence in group.sequences),
+        num_output=group.num_output,
         device_ns=group.device_ns,
         arrived_s=group.arrived_at_s,
         admitted_s=group.admitted_s,
@@ -127,6 +151,7 @@ def report_of(group: RequestGroup, ended_s: float) -> RequestReport:
         started_s=group.started_s,
         first_token_s=group.first_token_s,
         ended_s=ended_s,
+        num_preemptions=group.num_preemptions,
     )
 
 

@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from replica.accounts import NS_PER_S, Accounts, OnEnded
+from replica.accounts import NS_PER_S, Accounts, OnEnded, OnPreempted
 from replica.admission import Admission
 from replica.arrival_queue import ArrivalQueue, WaitingQueue
 from replica.block_manager import BlockManager
@@ -87,6 +87,7 @@ class Engine:
         link: DeviceLink | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_ended: OnEnded | None = None,
+        on_preempted: OnPreempted | None = None,
     ) -> None:
         self._model = model
         self._link = link or link_to(model.device)
@@ -96,7 +97,7 @@ class Engine:
         self._observer = observer
         self._on_fatal = on_fatal
         self._clock = clock
-        self._accounts = Accounts(on_ended)
+        self._accounts = Accounts(on_ended, on_preempted)
         self._blocks = BlockManager(num_blocks, config.block_size)
         self._admission = Admission(
             make_queue(config),
@@ -214,6 +215,7 @@ class Engine:
         if self._must_read():
             self._read()
         works = self._scheduler.schedule()
+        self._accounts.preempted(self._scheduler.take_preempted())
         self._delivery.fail(self._admission.take_failed())
         launched = self._launch(works) if works else None
         self._read()

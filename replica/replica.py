@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from registry.types import AdapterManifest, BaseSpec
-from replica.accounts import OnEnded
+from replica.accounts import OnEnded, OnPreempted
 from replica.adapters.cache import AdapterCache
 from replica.adapters.node_store import BlobSource, NodeStore
 from replica.adapters.slot_tables import SlotTables
@@ -85,6 +85,7 @@ class Replica:
         self._model_loader = model_loader
         self._stall_s = stall_s
         self._on_ended: OnEnded | None = None
+        self._on_preempted: OnPreempted | None = None
         self._device_memory = device_memory or cuda_memory
         self._store = NodeStore(config.adapters.node_store, source, config.adapters.node_store_bytes)
         self._metrics = metrics or ReplicaMetrics(config.metrics)
@@ -95,9 +96,10 @@ class Replica:
     def __repr__(self) -> str:
         return f"Replica({self._config.model.base}, {self._engine})"
 
-    def report_to(self, on_ended: OnEnded) -> None:
+    def report_to(self, on_ended: OnEnded, on_preempted: OnPreempted | None = None) -> None:
         """Have every request that ends reported, from the step thread; before `load`."""
         self._on_ended = on_ended
+        self._on_preempted = on_preempted
 
     def load(self) -> BaseSpec:
         """Load the base, allocate KV cache and adapter arena, start the step loop; blocks.
@@ -146,6 +148,7 @@ class Replica:
             num_slots=self._config.adapters.max_slots,
             on_fatal=self._on_fatal,
             on_ended=self._on_ended,
+            on_preempted=self._on_preempted,
         )
         metrics, limit = self._metrics, self._config.metrics.max_tenants
         metrics.watch(EngineReadings(lambda: engine.counts, num_blocks))

@@ -61,6 +61,7 @@ class Scheduler:
         self._waits_for_victim = False
         """Whether somebody has a claim on blocks of a sequence whose last token was in flight."""
         self.num_preemptions = 0
+        self._preempted: list[tuple[Sequence, int]] = []
         self.num_pauses = 0
         self.num_found_tokens = 0
         """Tokens whose KV was found and not computed."""
@@ -98,6 +99,11 @@ class Scheduler:
                 self._preempt(victim)
             return self.schedule()
         return works
+
+    def take_preempted(self) -> list[tuple[Sequence, int]]:
+        """Who was preempted since the last call, each with the tokens that it had computed and computes again."""
+        taken, self._preempted = self._preempted, []
+        return taken
 
     def can_plan_ahead(self) -> bool:
         """Whether `schedule` would preempt nobody, so that it need not know the tokens in flight."""
@@ -221,6 +227,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         assert not sequence.num_in_flight, f"{sequence} is preempted although its last token is not known"
+        self._preempted.append((sequence, sequence.num_computed))
         self._withdraw(sequence)
         sequence.num_passed = MAX_PASSED
         self._make_ready(sequence)

@@ -162,6 +162,7 @@ class RequestGroup:
         self.num_prompt_computed = 0
         """Prompt tokens that were computed or found; both are what the charge was for."""
         self.device_ns = 0
+        self.num_preemptions = 0
         self.outcome = ""
         """What became of the choices that ended, see `replica.accounts`; empty until one has."""
         self.admitted_s: float | None = None

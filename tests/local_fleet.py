@@ -326,7 +326,8 @@ class JoinedReplicas:
         replica = Replica(config, self._registry, model_loader=self._model_loader)
         self.ledgers.append(UsageLedger(name))
         journal = ReplicaJournal(name, self.ledgers[-1], self._tracer)
-        replica.report_to(partial(asyncio.get_running_loop().call_soon_threadsafe, journal.ended))
+        soon = asyncio.get_running_loop().call_soon_threadsafe
+        replica.report_to(partial(soon, journal.ended), partial(soon, journal.preempted))
         spec = await asyncio.to_thread(replica.load)
         self.by_id[name] = replica
         member = Member(

@@ -25,6 +25,7 @@ from telemetry.traces import Traceparent, parse
 from tests.e2e.test_metrics_truth import TENANT_HEADER, TenantsByHeader
 from tests.local_fleet import LocalFleet, local_fleet, until
 from tests.log_capture import CapturedLog, captured_log
+from tests.metrics_text import sum_of
 from tests.tiny_models import make_adapter, make_model
 
 CLIENT = Traceparent(0x1234, 0x5678)
@@ -241,3 +242,36 @@ def test_traceparents_are_read_as_the_recommendation_says() -> None:
         "0" * 55,
     ):
         assert parse(bad) is None
+
+
+async def test_preempted_choice_says_whose_it_is(base: Path, tmp_path: Path, log: CapturedLog) -> None:
+    config = ReplicaConfig(
+        model=ModelConfig(base=str(base), device="cpu", num_threads=1),
+        adapters=AdapterCacheConfig(max_slots=2, arena_bytes=1 << 22),
+        scheduler=SchedulerConfig(num_kv_blocks=8, block_size=4),
+    )
+    async with local_fleet(tmp_path, config, num_replicas=1) as fleet, fleet.client() as client:
+        await fleet.push("a", make_adapter(base, ("q_proj",), 4, folder=tmp_path / "a", seed=0))
+        body = {"model": "a", "prompt": [1, 2, 3], "max_tokens": 20, "ignore_eos": True, "temperature": 0}
+        answers = await asyncio.gather(
+            *(client.post("/v1/completions", json=body, headers={"x-request-id": f"r{n}"}) for n in range(4))
+        )
+        assert [answer.status_code for answer in answers] == [200] * 4
+        await until(lambda: len([line for line in log.of("request") if "device_ms" in line]) == 4)
+        text = await fleet.gateway.exposition()
+        digest = fleet.gateway.catalog.adapters[0].versions[0].digest
+        fleet.check_integrity()
+    lines = log.of("preempted")
+    assert sum_of(text, "lorafleet_replica_preemptions_total") == len(lines) > 0
+    who = {
+        "tenant": "default",
+        "adapter": "a",
+        "version": 1,
+        "digest": digest[:12],
+        "replica": "replica-0",
+        "choice": 0,
+    }
+    assert all(who.items() <= line.items() and 0 < line["tokens"] < 23 for line in lines)
+    ends = {line["request_id"]: line["preemptions"] for line in log.of("request") if "device_ms" in line}
+    assert ends.keys() == {f"r{n}" for n in range(4)}
+    assert +Counter(ends) == Counter(line["request_id"] for line in lines)
