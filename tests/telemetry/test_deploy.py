@@ -15,6 +15,13 @@ METRICS = {name: metric for metrics in PROCESSES.values() for metric in metrics 
 RULES = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())
 DASHBOARD = json.loads((DEPLOY / "grafana" / "lorafleet.json").read_text())
 FROM_PROMETHEUS = {"le", "instance", "__name__"}
+GRID_COLUMNS = 24
+KINDS = {"stat", "timeseries", "bargauge", "table"}
+UNITS = {"short", "s", "percentunit", "reqps"}
+"""Of Grafana's names for units those that are used: one that it does not know is shown as text behind each number."""
+COLOURS = {"green", "yellow", "orange", "red", "blue", "purple", "text", "transparent"}
+CHOSEN = {"type": "prometheus", "uid": "${datasource}"}
+BUILT_IN = {"__rate_interval"}
 
 
 def rules() -> list[dict[str, Any]]:
@@ -69,15 +76,74 @@ def test_every_alert_is_tried_by_promtool_and_says_what_to_do() -> None:
             assert rule["labels"]["severity"] in ("critical", "warning", "info")
 
 
-def test_panels_have_ids_titles_and_meanings_and_do_not_overlap() -> None:
-    found = list(panels())
-    assert len(found) > 35
+def test_panels_have_ids_titles_and_meanings() -> None:
+    found = [*panels(), *rows()]
+    assert len(found) > 40
     assert len({panel["id"] for panel in found}) == len(found)
-    assert all(panel["title"] and len(panel["description"]) > 5 for panel in found)
-    for row in [{"panels": found[:0]}, *(panel for panel in DASHBOARD["panels"] if panel["type"] == "row")]:
-        assert all(
-            cells(one).isdisjoint(cells(two)) for one in row["panels"] for two in row["panels"] if one is not two
-        )
+    assert all(isinstance(panel["id"], int) and panel["id"] > 0 and panel["title"] for panel in found)
+    assert all(len(panel["description"]) > 5 for panel in panels())
+
+
+def rows() -> list[dict[str, Any]]:
+    return [panel for panel in DASHBOARD["panels"] if panel["type"] == "row"]
+
+
+def test_panels_stay_within_the_grid_and_do_not_overlap() -> None:
+    for together in (DASHBOARD["panels"], *(row["panels"] for row in rows())):
+        for panel in together:
+            place = panel["gridPos"]
+            assert place.keys() == {"x", "y", "w", "h"}
+            assert all(isinstance(each, int) for each in place.values())
+            assert min(place["x"], place["y"]) >= 0 < min(place["w"], place["h"])
+            assert place["x"] + place["w"] <= GRID_COLUMNS, panel["title"]
+        taken = [cell for panel in together for cell in cells(panel)]
+        assert len(taken) == len(set(taken))
+    for row in rows():
+        assert all(panel["gridPos"]["y"] > row["gridPos"]["y"] for panel in row["panels"]), row["title"]
+        assert row["collapsed"] or not row["panels"], "Grafana keeps the panels of an open row beside it"
+
+
+def test_panels_are_of_known_kinds_and_units() -> None:
+    for panel in panels():
+        defaults = panel["fieldConfig"]["defaults"]
+        assert panel["type"] in KINDS
+        assert defaults["unit"] in UNITS
+        steps = defaults["thresholds"]["steps"]
+        bounds = [step["value"] for step in steps]
+        assert bounds[0] is None, f"{panel['title']}: the first colour holds from the lowest value on"
+        assert bounds[1:] == sorted(bounds[1:])
+        assert {step["color"] for step in steps} <= COLOURS
+        ids = [target["refId"] for target in panel["targets"]]
+        assert len(set(ids)) == len(ids) > 0
+
+
+def test_everything_is_read_from_the_source_that_was_chosen() -> None:
+    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+    assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
+    askers = [
+        *panels(),
+        *DASHBOARD["annotations"]["list"],
+        *(one for one in variables.values() if one["type"] == "query"),
+    ]
+    targets = [target for panel in panels() for target in panel["targets"]]
+    assert all(asker["datasource"] == CHOSEN for asker in (*askers, *targets))
+
+
+def test_every_variable_is_used_and_every_one_that_is_used_is_there() -> None:
+    names = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    used = {name for query in queries() for name in re.findall(r"\$\{?(\w+)", query)}
+    assert used - BUILT_IN == names - {"datasource"}
+    for variable in DASHBOARD["templating"]["list"]:
+        if variable["type"] == "query":
+            metric, label = re.findall(r"label_values\((\w+), (\w+)\)", variable["query"]["query"])[0]
+            assert label in METRICS[metric].labels or label in FROM_PROMETHEUS
+
+
+def test_dashboard_can_be_imported_anew_and_again() -> None:
+    assert re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", DASHBOARD["uid"])
+    assert "id" not in DASHBOARD, "a number of some database"
+    assert "__inputs" not in DASHBOARD, "the source is a variable"
+    assert DASHBOARD["schemaVersion"] == 39
 
 
 def cells(panel: dict[str, Any]) -> set[tuple[int, int]]:
