@@ -202,11 +202,14 @@ def compare(clients: Iterable[Client], num_ticks: int, seed: int) -> dict[str, d
 
 
 def ratios(found: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
-    """Differences seed by seed, and of the largest over the seeds what part `drr` has of the other two."""
+    """Differences seed by seed, and what part `drr` has of the other two: seed by seed, and of the largest of all."""
     differences = {each: [run[each]["worst_difference"] for run in found] for each in found[0]}
     worst = {each: max(values) for each, values in differences.items()}
+    by_seed = [round(drr / vtc, 3) for drr, vtc in zip(differences["drr"], differences["vtc"], strict=True)]
     return {
         **differences,
+        "drr_of_vtc_by_seed": by_seed,
+        "seeds_above_1.25": sum(each > 1.25 for each in by_seed),
         "drr_of_vtc": round(worst["drr"] / worst["vtc"], 3),
         "drr_of_fcfs": round(worst["drr"] / worst["fcfs"], 3),
         "least_jain_of_drr": min(run["drr"]["jain"] for run in found),
@@ -218,7 +221,7 @@ def ratios(found: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ticks", type=int, default=1600)
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=16)
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = {}

@@ -98,13 +98,14 @@ class FairQueue(Generic[T]):
     def take_ahead(self, may_admit: Callable[[T], bool], claims: Callable[[T], bool]) -> T | None:
         """The same without room, for the first request of a tenant with the turn if it `claims` its place.
 
-        A tenant with a long line waits for room, as it would do with any order, unless it is far behind.
+        A tenant with a long line waits for room, as it would do with any order, unless it is far behind the others that
+        wait, and behind somebody of those that have work here and no line.
         """
         wishes = self._wishes(may_admit)
         served = {name: self._served(name) for name in wishes}
         for name in sorted(served, key=served.__getitem__):
             lead = min((each for other, each in served.items() if other != name), default=math.inf) - served[name]
-            if lead >= 0 and self._may_claim(self._tenants[name], lead) and claims(wishes[name]):
+            if lead >= 0 and self._may_claim(name, lead) and claims(wishes[name]):
                 self._earn(wishes[name], wishes)
                 self._charge(wishes[name], may_admit, None)
                 return wishes[name]
@@ -164,8 +165,12 @@ class FairQueue(Generic[T]):
                 return item
         return turn
 
-    def _may_claim(self, tenant: _Tenant[T], lead: float) -> bool:
-        return len(tenant.queue) == 1 or tenant.cost <= self._quantum or lead >= LEAD_QUANTA * self._quantum
+    def _may_claim(self, name: str, lead: float) -> bool:
+        tenant = self._tenants[name]
+        if len(tenant.queue) == 1 or tenant.cost <= self._quantum:
+            return True
+        at_work = [self._served(other) for other in self._away if self._outstanding(other)]
+        return min(lead, max(at_work, default=math.inf) - self._served(name)) >= LEAD_QUANTA * self._quantum
 
     def _returning(self, item: T) -> _Tenant[T]:
         """The entry of a tenant that had nothing waiting."""

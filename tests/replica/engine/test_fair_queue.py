@@ -218,6 +218,22 @@ def test_only_a_short_line_or_one_far_behind_claims_a_place() -> None:
     assert long_may().tenant == "long"  # type: ignore[union-attr]
 
 
+def test_a_long_line_alone_takes_no_place_of_one_that_was_served_no_more() -> None:
+    queue: FairQueue[Item] = FairQueue(QUANTUM)
+    outstanding = Counter[str]()
+    queue.follow(outstanding.__getitem__)
+    fill(queue, "b", [900])
+    fill(queue, "a", [10] * 500)
+    served = serve(queue, 12)
+    assert served == {"b": 900, "a": 110}
+    outstanding["b"] = 900 - 120  # it works on, with nothing waiting
+    assert queue.take_ahead(anything, anything) is None
+    outstanding["b"] -= int(1.8 * QUANTUM)
+    assert queue.take_ahead(anything, anything) is None
+    outstanding["b"] -= int(0.4 * QUANTUM)
+    assert queue.take_ahead(anything, anything).tenant == "a"  # type: ignore[union-attr]
+
+
 def test_a_tenant_that_may_not_go_keeps_its_deficit_and_earns_none() -> None:
     queue: FairQueue[Item] = FairQueue(QUANTUM)
     fill(queue, "a", [150, 250])
