@@ -19,6 +19,8 @@ ADAPTERS = {
     "epsilon": (("k_proj", "o_proj", "up_proj"), 32),
 }
 
+NUM_GATEWAYS = 2
+
 
 @dataclass(frozen=True)
 class TinyFleet:
@@ -43,7 +45,7 @@ class TinyFleet:
 
 @contextmanager
 def running_tiny_fleet(base: Path, adapters: dict[str, Path]) -> Iterator[TinyFleet]:
-    with FleetProcess(str(base)) as fleet:
+    with FleetProcess(str(base), fleet={"gateways": {"count": NUM_GATEWAYS}}) as fleet:
         for name, folder in adapters.items():
             fleet.cli("push", name, str(folder))
         yield TinyFleet(fleet, base, adapters)
