@@ -33,6 +33,9 @@ def _service(report: FleetReport) -> Iterator[Finding]:
     if not report.registry_answers:
         text = "the registry does not answer; inference goes on from the last catalog, nothing can be changed"
         yield Finding(severity="bad", code="registry_silent", text=text)
+    if report.num_gateways_counted < report.num_gateways:
+        text = f"calls of {report.num_gateways_counted} of {report.num_gateways} gateways: the others do not answer"
+        yield Finding(severity="warn", code="gateway_silent", text=text)
     failures, requests = report.totals.failures_per_s, report.totals.requests_per_s
     if requests > 0 and failures / requests > 0.05:
         text = f"{percent(failures / requests)} of calls fail ({failures:.1f} a second)"

@@ -74,6 +74,12 @@ def test_replicas_that_are_silent_drained_or_behind_are_named() -> None:
     assert codes(quiet(replicas=replicas)) == ["replica_silent", "replica_drained", "replica_behind"]
 
 
+def test_gateways_that_do_not_answer_are_told() -> None:
+    (finding,) = found(quiet(num_gateways=3, num_gateways_counted=2))
+    assert (finding.code, finding.severity) == ("gateway_silent", "warn")
+    assert finding.text == "calls of 2 of 3 gateways: the others do not answer"
+
+
 def test_one_adapter_with_most_of_the_traffic_may_be_merged() -> None:
     table = AdapterTable(num_total=2, num_matching=2, rows=(adapter_row("legal", tokens_per_s=90.0),))
     assert codes(quiet(adapters=table, totals=totals(tokens_per_s=100.0, num_adapters=2))) == ["dominant_adapter"]
