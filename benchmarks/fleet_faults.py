@@ -4,9 +4,9 @@
 
 Real Ray Serve with HAProxy, two gateways, two CPU replicas with a tiny random base and five adapters. Clients ask for
 one adapter after the other, half of them as streams, and check every text against PEFT's. Amid that: kill -9 a replica,
-SIGSTOP one, kill HAProxy and its manager, a rolling update to another configuration, 2 -> 4 -> 2 replicas. A request
-without its answer ends the run with an error, but for streams that had begun on a killed replica and connections that
-were open on the killed proxy.
+SIGSTOP one, hang one in a step, kill HAProxy and its manager, a rolling update to another configuration, 2 -> 4 -> 2
+replicas. A request without its answer ends the run with an error, but for streams that had begun on a lost replica and
+connections that were open on the killed proxy.
 """
 
 import argparse
@@ -18,12 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import save
-from tests.faults.trouble import Fault, Theatre, kill_proxy, kill_replica, roll, scale, stop_replica, theatre
+from tests.faults.trouble import (
+    Fault,
+    Theatre,
+    hang_replica,
+    kill_proxy,
+    kill_replica,
+    roll,
+    scale,
+    stop_replica,
+    theatre,
+)
 from tests.fleet_process import PROXY, PROXY_MANAGER, FleetProcess
 from tests.tiny_fleet import TinyFleet, make_adapters
 from tests.tiny_models import make_model
 
 NUM_REPLICAS, NUM_GATEWAYS = 2, 2
+STALL_S = 5.0
+REGISTRY = {"lease_ttl_s": 10.0}
 FLEET = {"gateways": {"count": NUM_GATEWAYS}, "channel_linger_s": 0.5}
 
 
@@ -35,6 +47,7 @@ def faults(arguments: argparse.Namespace) -> Iterator[tuple[str, int, Fault]]:
         arguments.stops,
         partial(stop_replica, stopped_s=arguments.stop_s),
     )
+    yield "a replica hangs in a step", arguments.hangs, hang_replica
     yield "kill -9 HAProxy", arguments.proxies, partial(kill_proxy, kind=PROXY)
     yield "kill -9 HAProxy's manager", arguments.proxies, partial(kill_proxy, kind=PROXY_MANAGER)
     yield "rolling update", 1, partial(roll, coalesce_s=0.03)
@@ -70,7 +83,10 @@ def play(stage: Theatre, arguments: argparse.Namespace) -> dict[str, Any]:
 def run(arguments: argparse.Namespace, folder: Path, show: Callable[[str], None] = print) -> dict[str, Any]:
     base = make_model(folder / "tiny-llama")
     adapters = make_adapters(base, folder / "adapters")
-    with FleetProcess(str(base), num_replicas=NUM_REPLICAS, fleet=FLEET) as fleet:
+    build, replica = "tests.faults.hanging_fleet:build", {"stall_s": STALL_S}
+    with FleetProcess(
+        str(base), num_replicas=NUM_REPLICAS, fleet=FLEET, registry=REGISTRY, replica=replica, import_path=build
+    ) as fleet:
         for name, files in adapters.items():
             fleet.cli("push", name, str(files))
         tiny = TinyFleet(fleet, base, adapters)
@@ -85,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--stops", type=int, default=1)
+    parser.add_argument("--hangs", type=int, default=3)
     parser.add_argument("--stop-s", type=float, default=30.0)
     parser.add_argument("--proxies", type=int, default=3)
     parser.add_argument("--clients", type=int, default=4)

@@ -4,6 +4,7 @@ The socket listens in this process, which never takes a connection; every HAProx
 (`deploy/haproxy-loopback`), so that the kernel keeps what nobody has taken yet. Knows nothing of Ray.
 """
 
+import atexit
 import contextlib
 import os
 import shutil
@@ -61,7 +62,8 @@ class Listener:
 
 
 def listen_for_proxies(host: str, port: int) -> Listener:
-    """A listener that every process started from here finds by its environment."""
+    """A listener that every process started from here finds by its environment; it is closed when this one ends."""
     listener = Listener(host, port)
+    atexit.register(listener.close)
     os.environ[VARIABLE] = str(listener.path)
     return listener

@@ -4,6 +4,7 @@ The engine is imported when a replica starts, so that no other process of the fl
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -33,6 +34,9 @@ from telemetry.traces import open_tracer
 if TYPE_CHECKING:
     from replica.replica import Replica
 
+logger = logging.getLogger("lorafleet.replica")
+LEAVE_S = 2.0
+"""How long a hung replica tries to tell the registry that it goes."""
 ReplicaFactory = Callable[[ReplicaConfig, Any], "Replica"]
 
 
@@ -40,7 +44,7 @@ def torch_replica(config: ReplicaConfig, source: Any) -> "Replica":
     """The engine on transformers and torch."""
     from replica.replica import Replica
 
-    return Replica(config, source)
+    return Replica(config, source, stall_s=config.stall_s)
 
 
 class RegistrySource:
@@ -98,6 +102,7 @@ class ReplicaDeployment:
         self._load_report = LoadReport()
         self._following = self._loop.create_task(self._member.run())
         self._telling = self._loop.create_task(tell_forever(self._ledger, registry))
+        self._ending: asyncio.Task[None] | None = None
         await self._member.joined()
 
     def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
@@ -105,12 +110,22 @@ class ReplicaDeployment:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *args)
 
-    def check_health(self) -> None:
+    async def check_health(self) -> None:
         """Serve replaces a replica whose step loop died or hangs, and shows why the fleet refuses a base."""
         if not self._replica.is_alive():
+            if self._ending is None:
+                self._ending = self._loop.create_task(self._end_process())
             raise EngineDead("the step loop makes no progress")
         if self._member.refusal is not None:
             raise JoinRefused(self._member.refusal)
+
+    async def _end_process(self) -> None:
+        """Leave the fleet and end: Serve would wait for requests that cannot end, and a replacement for the GPU."""
+        logger.critical("the step loop makes no progress; the process ends")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self._member.leave()
+        os._exit(1)
 
     async def generate(self, request: GenerateRequest, gateway_id: str, replica_id: str) -> None:
         """Run a request to its end; its tokens travel on the gateway's channel. Cancelling the call aborts it."""

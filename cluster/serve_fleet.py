@@ -129,16 +129,20 @@ class ServeFleet:
             except TimeoutError:
                 if not silence.expired():
                     raise
-            if not await self._makes_progress(replica_id) and inbox.is_empty:
+            if not await self.makes_progress(replica_id) and inbox.is_empty:
                 raise ReplicaGone(f"replica {replica_id} is silent and does not say that it makes progress")
 
-    async def _makes_progress(self, replica_id: str) -> bool:
+    async def makes_progress(self, replica_id: str) -> bool:
+        """Whether the replica says so, within `probe_timeout_s`."""
         response = self._handle.makes_progress.remote(replica_id=replica_id)
         try:
             return bool(await call(response, self._probe_timeout_s))
         except (MemberLost, TimeoutError):
             response.cancel()
             return False
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
 
     def gone(self) -> frozenset[str]:
         """Replicas of the catalog that Serve has stopped, or is stopping."""

@@ -112,3 +112,5 @@ class ReplicaConfig(Settings):
     adapters: AdapterCacheConfig = AdapterCacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     metrics: MetricsConfig = MetricsConfig()
+    stall_s: float = Field(default=60.0, gt=0)
+    """A replica that has work and ends no step for so long counts as hung, and is replaced."""

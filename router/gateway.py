@@ -59,6 +59,7 @@ from router.metrics import GatewayMetrics
 from router.output_history import OutputHistory
 from router.placement import Placement
 from router.prompt_run import PromptRun
+from router.readiness import Readiness
 from router.schemas import ChatBody, CompletionBody, GenerationBody
 from router.tenant_limits import Charge, TenantGate
 from router.tokenizer import BaseTokenizer
@@ -86,6 +87,10 @@ class Fleet(Protocol):
 
     async def slots(self) -> Mapping[str, Sequence[SlotView]]:
         """Replica id -> its adapter slots; replicas that do not answer are left out."""
+        ...
+
+    async def makes_progress(self, replica_id: str) -> bool:
+        """Whether the replica answers and its step loop runs. Never raises for a replica that is gone."""
         ...
 
     async def prefetch(self, replica_id: str, digest: str) -> None:
@@ -269,6 +274,7 @@ class Gateway:
         self._builder = CallBuilder(config.requests)
         self.journal = journal or Journal(UsageLedger(config.instance, wall_clock), clock=clock, wall_clock=wall_clock)
         self._fleet = fleet
+        self._readiness = Readiness(fleet, clock)
         self._peers = peers or NoPeers()
         self._wall_clock = wall_clock
         self._tokenizer: BaseTokenizer | None = None
@@ -306,13 +312,21 @@ class Gateway:
         return await asyncio.to_thread(BaseTokenizer, blob.decode(), base)
 
     def missing(self) -> list[str]:
-        """What the gateway waits for before it can serve; empty when it is ready."""
+        """What the catalog lacks to serve by; see `unready` for whether replicas do."""
         parts = {
             "base": self.catalog.base,
             "tokenizer": self._tokenizer,
             "replica": self.catalog.replicas,
         }
         return [name for name, part in parts.items() if not part]
+
+    async def unready(self) -> list[str]:
+        """What the fleet waits for before it can serve; empty when a replica says that it makes progress."""
+        missing = self.missing()
+        if "replica" not in missing:
+            replica_ids = tuple(replica.replica_id for replica in self.catalog.replicas)
+            missing += [] if await self._readiness.has_progress(replica_ids) else ["replica"]
+        return missing
 
     async def chat_call(self, tenant: str, body: ChatBody, sticky: str | None = None) -> Call:
         """`sticky` is the client's own key for canaries. Raises NotReady, ModelNotFound, BadRequest."""

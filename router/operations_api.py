@@ -20,8 +20,8 @@ class OperationsApi:
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request, caller: Principal) -> Response:
-        """200 when a call to the base would be served; else 503 with what is missing."""
-        missing = self._gateway.missing()
+        """200 when a call to the base would be served: some replica makes progress. Else 503 with what is missing."""
+        missing = await self._gateway.unready()
         body: dict[str, object] = {"ready": not missing, "missing": missing, "revision": self._gateway.catalog.revision}
         if missing:
             body |= error_body(NotReady(f"not ready: no {', no '.join(missing)} yet"))

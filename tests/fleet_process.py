@@ -23,6 +23,8 @@ START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 30.0
 LEASE_TTL_S = 3.0
 REPLICA, GATEWAY, REGISTRY = "fleet:Replica", "fleet:Gateway", "registry:RegistryActor"
+HANG = "hang"
+"""The file, beside the node store, with the process ids that `tests.faults.hanging_fleet` makes hang."""
 PROXY, PROXY_MANAGER = "haproxy", "ray::HAProxyManager"
 
 
@@ -212,6 +214,10 @@ class FleetProcess:
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         assert pid in {process.pid for process in self._descendants()}
         os.kill(pid, number)
+
+    def hang(self, *pids: int) -> None:
+        """Keep these replicas of `tests.faults.hanging_fleet` in their next step, and no others."""
+        (self.folder / HANG).write_text(" ".join(map(str, pids)))
 
     def cpu_s(self) -> dict[str, float]:
         """Processor seconds of every process of the fleet so far, by title and pid."""

@@ -221,6 +221,9 @@ class LocalReplicas:
     async def stop_choice(self, replica_id: str, request_id: str, index: int) -> None:
         self._replicas[replica_id].abort(request_id, index)
 
+    async def makes_progress(self, replica_id: str) -> bool:
+        return self._replicas[replica_id].is_alive()
+
     async def prefetch(self, replica_id: str, digest: str) -> None:
         self._replicas[replica_id].warm(digest)
 

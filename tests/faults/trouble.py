@@ -69,6 +69,11 @@ def _lose_replica(fleet: FleetProcess, harm: Callable[[int], None], *, may_come_
     return Scar(lost=before if may_come_back else before - seen, whole_s=monotonic() - began_s)
 
 
+def hang_replica(fleet: FleetProcess) -> Scar:
+    """Keep a replica in a step for good (`tests.faults.hanging_fleet`); over when another has joined in its place."""
+    return _lose_replica(fleet, lambda pid: fleet.hang(pid))
+
+
 def kill_proxy(fleet: FleetProcess, kind: str = PROXY) -> Scar:
     """Kill -9 HAProxy or its manager; over when there is another, and it answers."""
     killed, began_s = fleet.proxy_pids(kind), monotonic()

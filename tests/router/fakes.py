@@ -49,6 +49,8 @@ class FakeFleet:
         self.closed: list[str] = []
         self.prefetched: list[tuple[str, str]] = []
         self.hang = False
+        self.stuck: set[str] = set()
+        """Replicas whose step loop does not run."""
         self.num_open = 0
         self.texts: dict[str, bytes] = {}
         self.slot_views: dict[str, Sequence[SlotView]] = {}
@@ -73,6 +75,10 @@ class FakeFleet:
             self.num_open -= 1
             if not finished:
                 self.closed.append(request.request_id)
+
+    async def makes_progress(self, replica_id: str) -> bool:
+        await asyncio.sleep(0)
+        return replica_id not in self.stuck
 
     async def stop_choice(self, replica_id: str, request_id: str, index: int) -> None:
         self.stopped.append((replica_id, request_id, index))

@@ -14,6 +14,7 @@ from replica.errors import AdapterUnavailable, EngineDead, Overloaded, ReplicaDr
 from replica.messages import GenerateRequest, TokenChunk, TokenLogprob
 from router.config import PlacementConfig, RequestLimits, RouterConfig
 from router.errors import ReplicaGone
+from router.readiness import FRESH_S
 from tests.metrics_text import sum_of
 from tests.router.fakes import Message, Script, one_choice
 from tests.router.support import (
@@ -664,6 +665,13 @@ async def test_not_ready_until_base_tokenizer_and_replica_are_there() -> None:
         assert (await stack.http.get("/health")).status_code == 200
     await stack.gateway.apply(delta(revision=3))
     assert (await stack.http.get("/ready")).json() == {"ready": True, "missing": [], "revision": 3}
+    replica_ids = {replica.replica_id for replica in stack.gateway.catalog.replicas}
+    for stuck, status in ((replica_ids - {min(replica_ids)}, 200), (replica_ids, 503), (set(), 200)):
+        stack.fleet.stuck = set(stuck)
+        await asyncio.sleep(FRESH_S)
+        ready = await stack.http.get("/ready")
+        assert (ready.status_code, ready.json()["missing"]) == (status, [] if status == 200 else ["replica"])
+        assert (await stack.http.get("/health")).status_code == 200
     stack.check_idle()
 
 
