@@ -4,9 +4,8 @@ Made for the step loop and the gateway's loop: a change costs a tenth of what pr
 series is changed by one thread, or under a lock of its owner; any thread may read.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
 from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
 
@@ -68,11 +67,16 @@ class Histogram:
         self.total += value
 
     def observe_all(self, values: Collection[float]) -> None:
-        """As `observe` for each of them, which costs a third of it."""
-        counts = self.counts
-        for place in map(partial(bisect_left, self.bounds), values):
-            counts[place] += 1
-        self.total += sum(values)
+        """As `observe` for each of them, at a third of its price where they are many: a search for each bound."""
+        ordered, counts, num_below = sorted(values), self.counts, 0
+        for place, bound in enumerate(self.bounds):
+            end = bisect_right(ordered, bound, num_below)
+            counts[place] += end - num_below
+            num_below = end
+            if end == len(ordered):
+                break
+        counts[-1] += len(ordered) - num_below
+        self.total += sum(ordered)
 
     def lines(self, name: str, labels: str) -> Iterator[str]:
         sums, before = list(accumulate(self.counts)), f'{name}_bucket{{{labels}{"," if labels else ""}le="'
