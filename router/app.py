@@ -1,6 +1,6 @@
 """The HTTP application: a list of routes, each with the scope it needs, and a list of middleware."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, compile_path
 
 from registry.errors import RegistryError
 from registry.types import Scope
@@ -21,7 +21,10 @@ from router.gateway import Gateway
 from router.lifecycle_api import LifeCycleApi
 from router.middleware import ErrorBoundary, HeaderLimit, RequestId
 from router.openai_api import OpenAiApi
+from router.openapi import document
 from router.operations_api import OperationsApi
+from router.params import query_known
+from router.route_docs import DOCS, PARAMETERS
 from router.tenant_api import TenantApi
 from router.upload_api import UploadApi
 from router.usage_api import UsageApi
@@ -49,7 +52,8 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
     life, uploads, vllm = LifeCycleApi(gateway), UploadApi(gateway), VllmApi(gateway)
     tenants, fleet = TenantApi(gateway), FleetApi(gateway)
     adapter = "/v1/adapters/{name:path}"
-    return [
+    described = Description()
+    routes = [
         Endpoint("GET", "/v1/models", openai.models, Scope.INFER),
         Endpoint("GET", "/v1/models/{model:path}", openai.model, Scope.INFER),
         Endpoint("POST", "/v1/chat/completions", openai.chat_completions, Scope.INFER),
@@ -92,13 +96,33 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
         Endpoint("GET", "/metrics", operations.metrics, Scope.METRICS),
         Endpoint("GET", "/metrics/targets", operations.targets, Scope.METRICS),
         Endpoint("GET", "/v1/fleet", fleet.fleet, Scope.METRICS),
+        Endpoint("GET", "/openapi.json", described.answer, Scope.INFER, or_admin=True),
         Endpoint("GET", "/dashboard", fleet.page, None),
         Endpoint("GET", "/dashboard/{file}", fleet.file, None),
     ]
+    described.tell_of(routes)
+    return routes
+
+
+class Description:
+    """The OpenAPI document of all routes, itself among them; made when it is asked for first."""
+
+    def __init__(self) -> None:
+        self._routes: Sequence[Endpoint] = ()
+        self._document: dict[str, object] = {}
+
+    def tell_of(self, routes: Sequence[Endpoint]) -> None:
+        unknown = [route for route in routes if (route.method, route.path) not in DOCS]
+        assert not unknown, f"routes that route_docs does not describe: {unknown}"
+        self._routes = routes
+
+    async def answer(self, request: Request, caller: Principal) -> Response:
+        self._document = self._document or document(self._routes, DOCS, PARAMETERS)
+        return JSONResponse(self._document)
 
 
 def create_app(gateway: Gateway, *, server_repeats_id: bool = False) -> FastAPI:
-    """The application over one gateway. Its only page is the dashboard: no docs, no redirects.
+    """The application over one gateway. Its only page is the dashboard; FastAPI's own documents are off.
 
     `server_repeats_id`: the server adds the request id that it handed in to every answer, as Serve's does.
     """
@@ -112,10 +136,12 @@ def create_app(gateway: Gateway, *, server_repeats_id: bool = False) -> FastAPI:
             Middleware(HeaderLimit, max_bytes=gateway.config.requests.max_header_bytes),
         ],
     )
-    for endpoint in endpoints(gateway):
-        handler = guarded(endpoint, gateway.authenticator)
+    every = endpoints(gateway)
+    paths = Paths(every)
+    for endpoint in every:
+        handler = guarded(endpoint, gateway.authenticator, paths)
         app.add_api_route(endpoint.path, handler, methods=[endpoint.method], response_model=None)
-    _add_error_handlers(app, gateway)
+    _add_error_handlers(app, gateway, paths)
     assert not undeclared(app), f"routes without a scope: {undeclared(app)}"
     return app
 
@@ -130,22 +156,47 @@ def is_declared(route: BaseRoute) -> bool:
     return hasattr(getattr(route, "endpoint", None), "declared_scope")
 
 
-def guarded(endpoint: Endpoint, authenticator: Authenticator) -> Callable[[Request], Awaitable[Response]]:
-    """The endpoint behind its check of the caller."""
+class Paths:
+    """Which methods a path takes: where another one is tried, the answer names them all."""
+
+    def __init__(self, routes: Sequence[Endpoint]) -> None:
+        self._patterns = [(compile_path(route.path)[0], route.method) for route in routes]
+
+    def methods(self, path: str) -> set[str]:
+        """None for a path that only a name with a slash in it would fit, which no adapter has."""
+        fits = ((pattern.match(path), method) for pattern, method in self._patterns)
+        return {method for match, method in fits if match and "/" not in match.groupdict().get("name", "")}
+
+    def check(self, request: Request) -> None:
+        """Raises a 405 for a path that was taken for a name, and belongs to a route of other methods."""
+        if "/" in request.path_params.get("name", "") and (methods := self.methods(request.scope["path"])):
+            raise HTTPException(405, headers=allowing(methods))
+
+
+def allowing(methods: set[str]) -> dict[str, str]:
+    return {"allow": ", ".join(sorted(methods))}
+
+
+def guarded(endpoint: Endpoint, authenticator: Authenticator, paths: Paths) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint behind its check of the caller, and of the query where the route takes one."""
+    known = tuple(query.name for query in DOCS[endpoint.method, endpoint.path].query)
 
     async def handle(request: Request) -> Response:
+        paths.check(request)
         if endpoint.scope is None:
             return await endpoint.handler(request, NOBODY)
         caller = await authenticator.authenticate(request.headers)
         request.state.tenant = caller.tenant
         caller.require(endpoint.scope, or_admin=endpoint.or_admin)
+        if known:
+            query_known(request, known)
         return await endpoint.handler(request, caller)
 
     handle.declared_scope = endpoint.scope  # type: ignore[attr-defined]
     return handle
 
 
-def _add_error_handlers(app: FastAPI, gateway: Gateway) -> None:
+def _add_error_handlers(app: FastAPI, gateway: Gateway, paths: Paths) -> None:
     async def known(request: Request, error: Exception) -> Response:
         gateway.metrics.answered_error(error_code(error))
         if not getattr(request.state, "is_in_journal", False):
@@ -159,7 +210,8 @@ def _add_error_handlers(app: FastAPI, gateway: Gateway) -> None:
         gateway.metrics.answered_error(code)
         message = f"{request.method} {request.url.path[:200]} is no route of this server"
         body = {"error": {"message": message, "type": INVALID, "param": None, "code": code}}
-        return JSONResponse(body, error.status_code, error.headers)
+        headers = allowing(paths.methods(request.scope["path"])) if error.status_code == 405 else error.headers
+        return JSONResponse(body, error.status_code, headers)
 
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)

@@ -24,12 +24,14 @@ HARMLESS = (
 
 def _refuse_unless_neutral(value: Any, info: ValidationInfo) -> Any:
     neutral = NEUTRAL.get(info.field_name or "", ())
-    if value is None or value in neutral:
+    if value is None or any(type(value) is type(each) and value == each for each in neutral):
         return value
     raise PydanticCustomError("unsupported", "not supported by this server")
 
 
-Unsupported = Annotated[Any, BeforeValidator(_refuse_unless_neutral)]
+_REFUSAL = BeforeValidator(_refuse_unless_neutral)
+
+Unsupported = Annotated[Any, _REFUSAL]
 """A known field that must be null or ask for nothing."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -47,10 +49,25 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Values of unsupported fields, besides null, that ask for nothing."""
 
 
+def _tell_neutral(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    """Of an unsupported field the JSON schema names the values that ask for nothing."""
+    for name, field in model.model_fields.items():
+        if _REFUSAL in field.metadata:
+            schema["properties"][name] = {"enum": [None, *NEUTRAL.get(name, ())], "default": None}
+
+
 class Body(BaseModel):
     """Strict (no coercion), and unknown fields are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra=_tell_neutral
+    )
+
+
+Revision = Annotated[int, Field(ge=0, le=INT64_MAX)]
+VersionNumber = Annotated[int, Field(ge=1, le=INT64_MAX)]
+Seconds = Annotated[float, Field(gt=0, le=1e10)]
+"""A time to come: three centuries are for ever."""
 
 
 class StreamOptions(Body):
@@ -62,7 +79,8 @@ def _stop_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-StopStrings = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_stop_list)]
+_Stop = Annotated[str, Field(min_length=1)]
+StopStrings = Annotated[list[_Stop], BeforeValidator(_stop_list, json_schema_input_type=_Stop | list[_Stop])]
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
@@ -83,7 +101,8 @@ class GenerationBody(Body):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    """Logits are divided by it: near 0 nothing finite would be left."""
     logit_bias: dict[str, Bias] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
@@ -116,7 +135,15 @@ def _is_text_part(part: Any) -> bool:
     )
 
 
-Content = Annotated[str, BeforeValidator(_joined_parts)]
+class TextPart(Body):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+_Content = str | Annotated[list[TextPart], Field(min_length=1)]
+Content = Annotated[str, BeforeValidator(_joined_parts, json_schema_input_type=_Content)]
 
 
 class ChatMessage(Body):
@@ -174,10 +201,14 @@ def _one_prompt(prompt: Any) -> Prompt:
     raise PydanticCustomError("prompt", "a string, a list of strings, a list of token ids or a list of such lists")
 
 
+_TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+_Prompts = str | _TokenIds | Annotated[list[str | _TokenIds], Field(min_length=1)]
+
+
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: Annotated[list[Any], BeforeValidator(_prompt_list)]
+    prompt: Annotated[list[Any], BeforeValidator(_prompt_list, json_schema_input_type=_Prompts)]
     logprobs: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
@@ -196,8 +227,8 @@ class SourceBody(Body):
 class AliasBody(Body):
     """PUT /v1/adapters/{name}/aliases/{alias}."""
 
-    version: Annotated[int, Field(ge=1)]
-    expected_revision: Annotated[int, Field(ge=0)] | None = None
+    version: VersionNumber
+    expected_revision: Revision | None = None
     wait: bool = True
 
 
@@ -211,10 +242,10 @@ class RollbackBody(Body):
 class CanaryBody(Body):
     """POST /v1/adapters/{name}/canary."""
 
-    version: Annotated[int, Field(ge=1)]
+    version: VersionNumber
     weight: Annotated[float, Field(gt=0, le=1)]
     alias: str = "live"
-    expected_revision: Annotated[int, Field(ge=0)] | None = None
+    expected_revision: Revision | None = None
     wait: bool = True
 
 
@@ -222,7 +253,7 @@ class PromoteBody(Body):
     """POST /v1/adapters/{name}/promote."""
 
     alias: str = "live"
-    expected_revision: Annotated[int, Field(ge=0)] | None = None
+    expected_revision: Revision | None = None
     wait: bool = True
 
 
@@ -230,7 +261,7 @@ class HaltBody(Body):
     """POST /v1/adapters/{name}/halt."""
 
     alias: str = "live"
-    expected_revision: Annotated[int, Field(ge=0)] | None = None
+    expected_revision: Revision | None = None
 
 
 class QuarantineBody(Body):
@@ -254,12 +285,12 @@ class CallersBody(Body):
 class LimitsBody(Body):
     """PATCH /v1/tenants/{tenant}: what is named changes, null goes back to the configuration's default."""
 
-    max_concurrent: Annotated[int, Field(ge=1)] | None = None
-    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
-    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
-    max_adapters: Annotated[int, Field(ge=0)] | None = None
-    max_stored_bytes: Annotated[int, Field(ge=0)] | None = None
-    max_slots: Annotated[int, Field(ge=1)] | None = None
+    max_concurrent: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
+    requests_per_minute: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
+    max_adapters: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
+    max_stored_bytes: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
+    max_slots: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
     weight: Annotated[float, Field(gt=0, le=1000)] | None = None
 
 
@@ -273,12 +304,12 @@ class KeyBody(Body):
     """POST /v1/tenants/{tenant}/keys."""
 
     scopes: Annotated[list[Literal["infer", "upload", "admin", "metrics"]], Field(min_length=1, max_length=8)]
-    expires_in_s: Annotated[float, Field(gt=0)] | None = None
+    expires_in_s: Seconds | None = None
     note: Annotated[str, Field(max_length=200)] = ""
 
 
 class RotateBody(Body):
     """POST /v1/keys/{key_id}/rotate."""
 
-    overlap_s: Annotated[float, Field(ge=0)] = 86400.0
-    expires_in_s: Annotated[float, Field(gt=0)] | None = None
+    overlap_s: Annotated[float, Field(ge=0, le=1e10)] = 86400.0
+    expires_in_s: Seconds | None = None

@@ -35,7 +35,7 @@ SHARED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"min_p": 1.5}, "min_p", "invalid_value", "1.5"),
     ({"presence_penalty": 2.1}, "presence_penalty", "invalid_value", "2.1"),
     ({"frequency_penalty": -2.1}, "frequency_penalty", "invalid_value", "-2.1"),
-    ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value", "greater than 0"),
+    ({"repetition_penalty": 5e-324}, "repetition_penalty", "invalid_value", "greater than or equal to 0.01"),
     ({"n": 0}, "n", "invalid_value", "n is 0; allowed: greater than or equal to 1"),
     ({"n": -1}, "n", "invalid_value", "-1"),
     ({"n": 17}, "n", "invalid_value", "n is 17; allowed: at most 16"),

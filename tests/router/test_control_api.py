@@ -378,6 +378,7 @@ ROUTES = {
     ("GET", "/metrics", Scope.METRICS),
     ("GET", "/metrics/targets", Scope.METRICS),
     ("GET", "/v1/fleet", Scope.METRICS),
+    ("GET", "/openapi.json", Scope.INFER),
     ("GET", "/dashboard", None),
     ("GET", "/dashboard/{file}", None),
     ("PUT", "/v1/adapters/{name:path}/callers", Scope.UPLOAD),
@@ -429,7 +430,7 @@ async def test_every_route_that_is_not_public_checks_the_key_first() -> None:
         assert (allowed.status_code == 403) == (scope not in (Scope.INFER, None)), (method, path)
 
 
-@pytest.mark.parametrize("path", ["/", "/docs", "/openapi.json", "/redoc", "//v1/models", "/v1/models/../adapters/"])
+@pytest.mark.parametrize("path", ["/", "/docs", "/redoc", "//v1/models", "/v1/models/../adapters/"])
 async def test_unknown_route_is_an_openai_error(path: str) -> None:
     async with running() as stack:
         response = await raw(stack, "GET", path)
@@ -442,6 +443,16 @@ async def test_wrong_method_is_405_with_allow() -> None:
         response = await stack.http.get("/v1/completions")
         assert (response.status_code, error_of(response)["code"]) == (405, "method_not_allowed")
         assert response.headers["allow"] == "POST"
+        for method, path, allowed in [
+            ("PUT", "/v1/tenants", "GET, POST"),
+            ("GET", "/v1/adapters/x/versions", "POST"),
+            ("DELETE", "/v1/adapters/x/versions/1/replicas", "GET"),
+            ("GET", "/v1/adapters/x/aliases/live", "DELETE, PUT"),
+        ]:
+            response = await stack.http.request(method, path)
+            assert (response.status_code, response.headers["allow"]) == (405, allowed), path
+        response = await stack.http.get("/v1/adapters/x/y")
+        assert (response.status_code, error_of(response)["code"]) == (400, "invalid_name")
 
 
 async def test_disconnect_during_an_upload_leaves_no_file() -> None:
