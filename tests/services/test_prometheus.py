@@ -46,6 +46,8 @@ class Traffic:
     """Calls that go on until the end, one after another; `models` says of what, and may be changed at any time."""
 
     client: httpx.AsyncClient
+    others: Sequence[httpx.AsyncClient] = ()
+    """Of further gateways: calls go to all in turn."""
     models: Sequence[str] = NAMES
     outcomes: list[int] = field(default_factory=list)
 
@@ -53,7 +55,8 @@ class Traffic:
         for number in itertools.count(lane):
             model = self.models[number % len(self.models)]
             tenant = ("acme", "beta", "meagre")[number % 3]
-            self.outcomes.append(await ask(self.client, model, tenant, max_tokens=4))
+            client = (self.client, *self.others)[number % (1 + len(self.others))]
+            self.outcomes.append(await ask(client, model, tenant, max_tokens=4))
             await asyncio.sleep(0.02)
 
 
@@ -97,8 +100,9 @@ async def a_scene(base: Path, folder: Path) -> AsyncIterator[Scene]:
         adapters=AdapterCacheConfig(node_store=folder / "node", max_slots=1),
         scheduler=SchedulerConfig(num_kv_blocks=256, max_num_seqs=2, policy="fcfs"),
     )
-    async with local_fleet(folder, config, num_replicas=2) as fleet:
-        fleet.gateway.authenticator = TenantsByHeader()
+    async with local_fleet(folder, config, num_replicas=2, num_gateways=2) as fleet:
+        for gateway in fleet.gateways:
+            gateway.authenticator = TenantsByHeader()
         for seed, name in enumerate(NAMES):
             await fleet.push(name, make_adapter(base, ("q_proj", "v_proj"), 8, folder=folder / name, seed=seed))
             await fleet.registry._change("set_callers", name, (EVERYBODY,), actor="test")
@@ -108,7 +112,7 @@ async def a_scene(base: Path, folder: Path) -> AsyncIterator[Scene]:
         async with on_a_socket(app) as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
             configs = [{**whole, "static_configs": [{"targets": [address]}]}]
             async with prometheus(folder, configs) as server:
-                traffic = Traffic(client)
+                traffic = Traffic(client, [fleet.client(gateway) for gateway in fleet.gateways[1:]])
                 running = [asyncio.create_task(traffic.run(lane)) for lane in range(3)]
                 try:
                     yield Scene(fleet, traffic, server, base, folder, address)
@@ -164,12 +168,17 @@ async def test_members_can_be_targets_of_their_own(scene: Scene) -> None:
     url = f"http://{scene.address}/metrics/targets"
     async with prometheus(folder, [{"job_name": "members", "http_sd_configs": [{"url": url}]}]) as server:
         deadline_s = time.monotonic() + PATIENCE_S
-        wanted = {"gateway", "registry", "replica-0", "replica-1"}
+        wanted = {"gateway", "gateway-1", "registry", "replica-0", "replica-1"}
         while {labels["instance"] for labels, value in await server.query("up == 1")} != wanted:
             assert time.monotonic() < deadline_s, await server.targets()
             await asyncio.sleep(0.3)
         steps = await server.query("lorafleet_replica_steps_total")
         assert {labels["instance"] for labels, _ in steps} == {"replica-0", "replica-1"}
+
+
+async def test_one_target_has_the_calls_of_all_gateways(scene: Scene) -> None:
+    calls = await scene.prometheus.query("sum by (instance) (lorafleet_requests_total)")
+    assert {labels["instance"] for labels, value in calls if value} == {"gateway", "gateway-1"}
 
 
 @contextmanager
