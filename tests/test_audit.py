@@ -1,0 +1,45 @@
+"""The verdict of `make audit`: packages that could not be looked up are not clean."""
+
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+PACKAGES = ["one==1.0", "two==2.0"]
+CLEAN = {"name": "One", "version": "1.0", "vulns": []}
+BAD = {"name": "two", "version": "2.0", "vulns": [{"id": "PYSEC-1", "fix_versions": ["2.1"], "aliases": []}]}
+SKIPPED = {"name": "two", "skip_reason": "Dependency not found on PyPI and could not be audited: two (2.0)"}
+
+
+@pytest.fixture
+def audit(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    module = ModuleType("audit")
+    SourceFileLoader(module.__name__, str(Path(__file__).parent.parent / "deploy" / "audit")).exec_module(module)
+    return module
+
+
+def test_every_package_known_and_none_vulnerable_is_clean(audit: ModuleType) -> None:
+    status, lines = audit.verdict(PACKAGES, [CLEAN, {**BAD, "vulns": []}])
+    assert (status, lines) == (0, ["2 of 2 packages were looked up, 0 faults found"])
+
+
+def test_vulnerable_package_is_named_with_its_mend(audit: ModuleType) -> None:
+    status, lines = audit.verdict(PACKAGES, [CLEAN, BAD])
+    assert status == 1
+    assert lines[:2] == ["two 2.0: PYSEC-1, mended in 2.1", "2 of 2 packages were looked up, 1 faults found"]
+
+
+@pytest.mark.parametrize(("found", "num_known"), [([CLEAN, SKIPPED], 1), ([], 0), (None, 0)])
+def test_what_could_not_be_looked_up_is_not_clean(audit: ModuleType, found: object, num_known: int) -> None:
+    status, lines = audit.verdict(PACKAGES, found)
+    assert status == 2
+    assert lines[0].startswith(f"{num_known} of 2 packages were looked up")
+    assert lines[-1].startswith("NOT CHECKED")
+
+
+def test_everything_installed_is_asked_for_but_ourselves(audit: ModuleType) -> None:
+    packages = audit.installed()
+    assert any(each.startswith("pytest==") for each in packages)
+    assert not any(each.startswith("lorafleet==") or "+" in each for each in packages)
