@@ -8,7 +8,7 @@ from typing import Annotated, cast
 
 import typer
 
-from cluster.console import lifecycle, plan, tenants, usage, vault, views
+from cluster.console import lifecycle, plan, residence, tenants, usage, vault, views
 from cluster.console import push as pushing
 from cluster.console.doctor import Verdict, examine
 from cluster.console.errors import Refused, WrongUsage
@@ -234,6 +234,7 @@ for name, function in {
     **plan.COMMANDS,
     **tenants.COMMANDS,
     **usage.COMMANDS,
+    **residence.COMMANDS,
 }.items():
     app.command(name)(command(function))
 for group, help_text, commands in tenants.GROUPS:

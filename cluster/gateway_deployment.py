@@ -121,6 +121,7 @@ class GatewayDeployment:
                 now_s = time.monotonic()
                 if is_news or now_s - told_s >= self._config.router.placement.pulse_s:
                     told_s = now_s
+                    await self._gateway.preload()
                     await self._gateway.exchange(self._gateway_id, self._registry)
             except RegistryError as error:
                 logger.debug("pulse: %s", error.message)

@@ -37,6 +37,7 @@ from registry.types import (
     LimitShare,
     LimitUse,
     NewKey,
+    Preload,
     PushResult,
     ReplicaRecord,
     ReplicaReport,
@@ -316,6 +317,15 @@ class RegistryActor:
 
     async def set_callers(self, name: str, callers: tuple[str, ...], actor: str) -> AdapterAccess:
         return await self._change(self._registry.tenants.set_callers, name, callers, actor=actor)
+
+    async def pin(self, name: str, actor: str) -> AdapterRecord:
+        return await self._change(self._registry.pin, name, actor=actor)
+
+    async def unpin(self, name: str, actor: str) -> AdapterRecord:
+        return await self._change(self._registry.unpin, name, actor=actor)
+
+    async def set_preload(self, name: str, preload: Preload | None, actor: str) -> AdapterRecord:
+        return await self._change(self._registry.set_preload, name, preload, actor=actor)
 
     async def share_limits(
         self, gateway_id: str, number: int, uses: tuple[LimitUse, ...], used_keys: tuple[str, ...]

@@ -24,6 +24,7 @@ from registry.types import (
     LimitShare,
     LimitUse,
     NewKey,
+    Preload,
     PushResult,
     ReplicaRecord,
     ReplicaReport,
@@ -197,6 +198,15 @@ class ServeRegistry:
         return cast(AdapterAccess, await self._call("set_callers", name, tuple(callers), actor))
 
     # Control.
+
+    async def pin(self, name: str, *, actor: str) -> AdapterRecord:
+        return cast(AdapterRecord, await self._call("pin", name, actor))
+
+    async def unpin(self, name: str, *, actor: str) -> AdapterRecord:
+        return cast(AdapterRecord, await self._call("unpin", name, actor))
+
+    async def set_preload(self, name: str, preload: Preload | None, *, actor: str) -> AdapterRecord:
+        return cast(AdapterRecord, await self._call("set_preload", name, preload, actor))
 
     async def push(self, name: str, files: Mapping[str, Path], *, owner: str, activate: bool) -> PushResult:
         """Send an adapter's files and have them stored as a version."""

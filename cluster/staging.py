@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from registry.types import AdapterManifest, AdapterRecord, CatalogDelta, VersionRecord, VersionState
+from registry.types import LIVE_ALIAS, AdapterManifest, AdapterRecord, CatalogDelta, VersionRecord, VersionState
 
 logger = logging.getLogger("lorafleet.member")
 MAX_PARALLEL_STAGES = 4
@@ -24,6 +24,9 @@ class Stager(Protocol):
 
     def warm(self, digest: str) -> None:
         """Bring it from the node to where it is served from, if there is room to spare. Never blocks or raises."""
+
+    async def keep(self, digests: Sequence[str]) -> None:
+        """Keep these in their slots, and no others; returns when they are there or will not come."""
 
     def forget(self, digest: str) -> None: ...
 
@@ -73,6 +76,8 @@ class Staging:
         """Of the digests that activations wait for, those whose bytes were here since they began to wait."""
         self._gate = asyncio.Semaphore(MAX_PARALLEL_STAGES)
         self._kept: frozenset[str] = frozenset()
+        self._pinned: tuple[str, ...] = ()
+        self._pinning: asyncio.Task[None] | None = None
         self._clock = clock
         self._num_failures: dict[str, tuple[int, float]] = {}
         """Digest -> how often in a row it failed, and when it is due again."""
@@ -101,6 +106,19 @@ class Staging:
         self._adapters.update({adapter.name: adapter for adapter in delta.adapters})
         self._withdraw()
         self._begin(in_service(self._adapters.values()), delta.full)
+        self._pin()
+
+    def _pin(self) -> None:
+        """Have the replica keep what is pinned; one that was told of none before needs no word."""
+        pinned = pinned_digests(self._adapters.values())
+        if pinned or self._pinned:
+            self._pinned = pinned
+            self._pinning = asyncio.create_task(self._keep(self._pinning))
+
+    async def _keep(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.gather(before, return_exceptions=True)
+        await self._stager.keep(self._pinned)
 
     def _warm_ways_back(self, changed: Iterable[AdapterRecord]) -> None:
         """Where an alias has just moved, a rollback shall find the version before it as warm as it was."""
@@ -135,9 +153,13 @@ class Staging:
         return tuple(digest for digest in self._stager.staged() if digest not in bringing | self.failed.keys())
 
     async def settle(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait until nothing is under way, and what is pinned is in its slots."""
         while self._tasks:
             await asyncio.wait(list(self._tasks.values()))
+        if self._pinned:
+            self._pin()
+        if self._pinning is not None:
+            await asyncio.gather(self._pinning, return_exceptions=True)
 
     def _begin(self, versions: dict[str, VersionRecord], full: bool) -> None:
         """Start what is missing, the most wanted first."""
@@ -194,6 +216,16 @@ def in_service(adapters: Iterable[AdapterRecord]) -> dict[str, VersionRecord]:
         for version in adapter.versions
         if version.state is VersionState.ACTIVE
     }
+
+
+def pinned_digests(adapters: Iterable[AdapterRecord]) -> tuple[str, ...]:
+    """What `live` points at in every pinned adapter, in the order of their names."""
+    found = []
+    for adapter in sorted(adapters, key=lambda adapter: adapter.name):
+        version = adapter.version(adapter.aliases.get(LIVE_ALIAS, 0)) if adapter.pinned else None
+        if version is not None and version.state is VersionState.ACTIVE:
+            found.append(version.digest)
+    return tuple(dict.fromkeys(found))
 
 
 def pending_digests(adapters: Iterable[AdapterRecord]) -> set[str]:

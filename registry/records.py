@@ -19,6 +19,7 @@ from registry.types import (
     BaseSpec,
     Canary,
     Event,
+    Preload,
     ReplicaRecord,
     VersionRecord,
     VersionState,
@@ -155,6 +156,8 @@ def _adapters(connection: Connection, where: ColumnElement[bool]) -> tuple[Adapt
             callers=tuple(row.callers),
             revision=row.revision,
             created_at_s=row.created_at_s,
+            pinned=row.pinned,
+            preload=None if row.preload is None else Preload.model_validate(row.preload),
             aliases={alias: number for alias, number, *_ in aliases[row.name]},
             previous={alias: number for alias, _, number, *_ in aliases[row.name] if number is not None},
             canaries={

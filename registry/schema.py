@@ -10,7 +10,7 @@ from sqlalchemy import Connection, inspect, select, text
 from registry.errors import SchemaMismatch
 from registry.tables import meta
 
-HEAD = "0007"
+HEAD = "0008"
 FIRST = "0002"
 """The schema of databases from before steps were counted; `meta.schema_version` says 2 there."""
 

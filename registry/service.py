@@ -20,6 +20,7 @@ from registry import (
     integrity,
     members,
     records,
+    residence,
     rollout,
     sources,
     states,
@@ -51,6 +52,7 @@ from registry.types import (
     Event,
     Fault,
     FleetTemplate,
+    Preload,
     PushResult,
     ReplicaRecord,
     VersionStates,
@@ -298,6 +300,24 @@ class Registry:
         """Say which tenants, besides the owner, may call `name`; `*` is everybody. Raises AdapterNotFound."""
         with self._database.write() as tx:
             versions.set_callers(tx, name, tuple(callers), actor=actor)
+            return records.adapter(tx.connection, name)
+
+    def pin(self, name: str, *, actor: str) -> AdapterRecord:
+        """Keep the live version in a slot of every replica. Raises AdapterNotFound, and Conflict when slots run out."""
+        with self._database.write() as tx:
+            residence.pin(tx, name, actor=actor)
+            return records.adapter(tx.connection, name)
+
+    def unpin(self, name: str, *, actor: str) -> AdapterRecord:
+        """Raises AdapterNotFound."""
+        with self._database.write() as tx:
+            residence.unpin(tx, name, actor=actor)
+            return records.adapter(tx.connection, name)
+
+    def set_preload(self, name: str, preload: Preload | None, *, actor: str) -> AdapterRecord:
+        """Say when `name` is brought to its homes ahead of requests; None ends it. Raises AdapterNotFound."""
+        with self._database.write() as tx:
+            residence.set_preload(tx, name, preload, actor=actor)
             return records.adapter(tx.connection, name)
 
     def join_replica(

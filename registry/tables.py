@@ -47,6 +47,8 @@ adapters = Table(
     Column("callers", JSON, nullable=False),
     Column("revision", BigInteger, nullable=False, index=True),
     Column("created_at_s", Float, nullable=False),
+    Column("pinned", Boolean, nullable=False, server_default=false()),
+    Column("preload", JSON(none_as_null=True)),
 )
 manifests = Table(
     "manifests",

@@ -4,7 +4,7 @@ import re
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 LIVE_ALIAS = "live"
 EVERYBODY = "*"
@@ -185,6 +185,19 @@ class Canary(Record):
     weight: float
 
 
+class Preload(Record):
+    """When an adapter is brought to its homes ahead of its requests: every `every_s`, or each day at `at`, in UTC."""
+
+    every_s: float | None = Field(default=None, ge=1, le=30 * 24 * 3600)
+    at: str | None = Field(default=None, pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "Preload":
+        if (self.every_s is None) == (self.at is None):
+            raise ValueError("say either `every_s` or `at`")
+        return self
+
+
 class AdapterRecord(Record):
     """An adapter with its versions and aliases. `revision` is the last change to any of them."""
 
@@ -201,6 +214,9 @@ class AdapterRecord(Record):
     """Alias -> the version that takes a share of its requests."""
     previous: dict[str, int] = Field(default_factory=dict)
     """Alias -> the version it pointed at before, which stays staged."""
+    pinned: bool = False
+    """Whether the version that `live` points at stays in a slot of every replica."""
+    preload: Preload | None = None
 
     def version(self, number: int) -> VersionRecord | None:
         return next((version for version in self.versions if version.number == number), None)

@@ -4,6 +4,7 @@ import asyncio
 import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -30,6 +31,7 @@ from replica.step import StepModel
 from telemetry.exporter import Reader
 
 STALL_S = 60.0
+KEEP_S, KEEP_POLL_S = 60.0, 0.02
 """Without a step for this long although there is work, a replica counts as dead."""
 
 ABORT_GRACE_S = 10.0
@@ -233,6 +235,17 @@ class Replica:
     def warm(self, digest: str) -> None:
         """Bring a version to host memory, where there is room to spare. Never blocks or raises."""
         self._cache.warm(digest)
+
+    async def keep(self, digests: Sequence[str]) -> None:
+        """Keep these versions, and no others, in their slots, in that order as far as they leave room for others.
+
+        Returns when they are there or will not come, or after KEEP_S.
+        """
+        await asyncio.to_thread(self._cache.keep, digests)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KEEP_S):
+                while not self._cache.keeps_all:  # noqa: ASYNC110 the step thread has no loop to tell
+                    await asyncio.sleep(KEEP_POLL_S)
 
     def forget(self, digest: str) -> None:
         """Drop a version from all tiers; requests that wait for it or run on it end with AdapterWithdrawn."""

@@ -24,6 +24,7 @@ from router.openai_api import OpenAiApi
 from router.openapi import document
 from router.operations_api import OperationsApi
 from router.params import query_known
+from router.residence_api import ResidenceApi
 from router.route_docs import DOCS, PARAMETERS
 from router.tenant_api import TenantApi
 from router.upload_api import UploadApi
@@ -50,7 +51,7 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
     """Every route there is. More specific paths come first: a name may hold anything, so that it can be refused."""
     openai, control, operations = OpenAiApi(gateway), ControlApi(gateway), OperationsApi(gateway)
     life, uploads, vllm = LifeCycleApi(gateway), UploadApi(gateway), VllmApi(gateway)
-    tenants, fleet = TenantApi(gateway), FleetApi(gateway)
+    tenants, fleet, residence = TenantApi(gateway), FleetApi(gateway), ResidenceApi(gateway)
     adapter = "/v1/adapters/{name:path}"
     described = Description()
     routes = [
@@ -70,6 +71,10 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
         Endpoint("POST", f"{adapter}/halt", life.halt, Scope.UPLOAD),
         Endpoint("POST", f"{adapter}/rollback", control.rollback, Scope.UPLOAD),
         Endpoint("PUT", f"{adapter}/callers", tenants.set_callers, Scope.UPLOAD),
+        Endpoint("PUT", f"{adapter}/pin", residence.pin, Scope.ADMIN),
+        Endpoint("DELETE", f"{adapter}/pin", residence.unpin, Scope.ADMIN),
+        Endpoint("PUT", f"{adapter}/preload", residence.set_preload, Scope.UPLOAD),
+        Endpoint("DELETE", f"{adapter}/preload", residence.clear_preload, Scope.UPLOAD),
         Endpoint("GET", "/v1/tenants", tenants.every, Scope.ADMIN),
         Endpoint("POST", "/v1/tenants", tenants.add, Scope.ADMIN),
         Endpoint("GET", "/v1/tenants/{tenant}", tenants.one, Scope.ADMIN),

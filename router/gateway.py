@@ -33,6 +33,7 @@ from registry.types import (
     LimitShare,
     LimitUse,
     NewKey,
+    Preload,
     PushResult,
     ReplicaRecord,
     Scope,
@@ -58,6 +59,7 @@ from router.merge import merge
 from router.metrics import GatewayMetrics
 from router.output_history import OutputHistory
 from router.placement import Placement
+from router.preload import PreloadClock
 from router.prompt_run import PromptRun
 from router.readiness import Readiness
 from router.schemas import ChatBody, CompletionBody, GenerationBody
@@ -214,6 +216,12 @@ class RegistryClient(TenantClient, Protocol):
 
     async def collect(self, *, actor: str, dry_run: bool) -> CollectReport: ...
 
+    async def pin(self, name: str, *, actor: str) -> AdapterRecord: ...
+
+    async def unpin(self, name: str, *, actor: str) -> AdapterRecord: ...
+
+    async def set_preload(self, name: str, preload: Preload | None, *, actor: str) -> AdapterRecord: ...
+
     async def version_states(self, name: str, number: int, unless: str | None, wait_s: float) -> VersionStates:
         """Where a version is; waits up to `wait_s` for states whose etag is not `unless`."""
         ...
@@ -275,6 +283,7 @@ class Gateway:
         self.journal = journal or Journal(UsageLedger(config.instance, wall_clock), clock=clock, wall_clock=wall_clock)
         self._fleet = fleet
         self._readiness = Readiness(fleet, clock)
+        self._preloads = PreloadClock()
         self._peers = peers or NoPeers()
         self._wall_clock = wall_clock
         self._tokenizer: BaseTokenizer | None = None
@@ -369,9 +378,17 @@ class Gateway:
 
     async def exchange(self, gateway_id: str, source: PulseSource) -> None:
         """One heartbeat: tell loads and demand, hear the fleet's, and warm adapters at the homes they gained."""
-        new_homes = self.placement.hear(await source.pulse_gateway(self.placement.pulse(gateway_id)))
-        adapters = {adapter.name: adapter for adapter in self.catalog.adapters} if new_homes else {}
-        for name, replica_id in new_homes:
+        await self._prefetch(self.placement.hear(await source.pulse_gateway(self.placement.pulse(gateway_id))))
+
+    async def preload(self) -> None:
+        """Bring adapters to their homes whose time has come since the last call."""
+        due = self._preloads.due(self.catalog.adapters, self.wall_s())
+        await self._prefetch([(name, home.replica_id) for name in due for home in self.placement.policy.homes(name)])
+
+    async def _prefetch(self, homes: Sequence[tuple[str, str]]) -> None:
+        """Bring the live version of each adapter to that replica."""
+        adapters = {adapter.name: adapter for adapter in self.catalog.adapters} if homes else {}
+        for name, replica_id in homes:
             version = _live(adapters.get(name))
             if version is not None:
                 await self._fleet.prefetch(replica_id, version)

@@ -35,6 +35,7 @@ from router.schemas import (
     HaltBody,
     KeyBody,
     LimitsBody,
+    PreloadBody,
     PromoteBody,
     QuarantineBody,
     RollbackBody,
@@ -165,6 +166,14 @@ _ADAPTERS: Docs = {
     ("PUT", f"{_adapter}/callers"): About(
         "Say who may call an adapter besides its owner", answers(AdapterAccess), body={JSON: CallersBody}
     ),
+    ("PUT", f"{_adapter}/pin"): About(
+        "Keep the adapter in a slot of every replica", answers(AdapterRecord), errors=(409,)
+    ),
+    ("DELETE", f"{_adapter}/pin"): About("Keep it no more", answers(AdapterRecord)),
+    ("PUT", f"{_adapter}/preload"): About(
+        "Bring the adapter to its homes by the clock", answers(AdapterRecord), body={JSON: PreloadBody}
+    ),
+    ("DELETE", f"{_adapter}/preload"): About("Bring it no more", answers(AdapterRecord)),
     ("GET", "/v1/template"): About("What adapters should look like", answers(FleetTemplate)),
     ("GET", "/v1/activations/{activation_id}"): About("How far an activation is", answers(Activation), query=(_wait,)),
     ("POST", "/v1/load_lora_adapter"): About("vLLM's load from a source", body={JSON: LoadBody}, **_vllm),

@@ -6,7 +6,7 @@ Fields that would change the answer are typed `Unsupported` and refused unless t
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 INT64_MAX = 2**63 - 1
@@ -280,6 +280,19 @@ class CallersBody(Body):
     """PUT /v1/adapters/{name}/callers."""
 
     callers: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=1000)]
+
+
+class PreloadBody(Body):
+    """PUT /v1/adapters/{name}/preload: every so many seconds, or each day at that time of UTC."""
+
+    every_s: Annotated[float, Field(ge=1, le=30 * 24 * 3600)] | None = None
+    at: Annotated[str, Field(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")] | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "PreloadBody":
+        if (self.every_s is None) == (self.at is None):
+            raise ValueError("say either `every_s` or `at`")
+        return self
 
 
 class LimitsBody(Body):

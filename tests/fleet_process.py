@@ -146,7 +146,7 @@ class FleetProcess:
             env=self.driver_environment(),
             cwd=ROOT,
             check=True,
-            timeout=120,
+            timeout=START_TIMEOUT_S,
             capture_output=True,
         )
 

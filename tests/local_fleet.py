@@ -19,7 +19,15 @@ from registry.config import RegistryConfig
 from registry.pulse import FleetPulse, GatewayPulse, ReplicaPulse
 from registry.pulse_board import PulseBoard
 from registry.service import Registry
-from registry.types import AdapterManifest, BaseSpec, CatalogDelta, ReplicaRecord, ReplicaReport
+from registry.types import (
+    AdapterManifest,
+    AdapterRecord,
+    BaseSpec,
+    CatalogDelta,
+    Preload,
+    ReplicaRecord,
+    ReplicaReport,
+)
 from registry.usage_ledger import UsageLedger
 from registry.watch import Watch
 from replica.config import ModelConfig, ReplicaConfig
@@ -134,6 +142,15 @@ class LocalRegistry:
 
     async def access_of(self, name: str) -> Any:
         return await asyncio.to_thread(self.registry.tenants.access_of, name)
+
+    async def pin(self, name: str, *, actor: str) -> AdapterRecord:
+        return await self._change("pin", name, actor=actor)
+
+    async def unpin(self, name: str, *, actor: str) -> AdapterRecord:
+        return await self._change("unpin", name, actor=actor)
+
+    async def set_preload(self, name: str, preload: Preload | None, *, actor: str) -> AdapterRecord:
+        return await self._change("set_preload", name, preload, actor=actor)
 
     async def set_callers(self, name: str, callers: Any, *, actor: str) -> Any:
         return await self._change_tenants("set_callers", name, callers, actor=actor)

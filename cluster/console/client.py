@@ -20,6 +20,7 @@ from registry.types import (
     FleetTemplate,
     KeyRecord,
     NewKey,
+    Preload,
     PushResult,
     Record,
     ReplicaRecord,
@@ -141,6 +142,19 @@ class ControlClient:
     def set_callers(self, name: str, callers: Sequence[str]) -> AdapterAccess:
         body = {"callers": list(callers)}
         return _read(AdapterAccess, self._call("PUT", f"/v1/adapters/{name}/callers", json=body))
+
+    def pin(self, name: str) -> AdapterRecord:
+        return _read(AdapterRecord, self._call("PUT", f"/v1/adapters/{name}/pin"))
+
+    def unpin(self, name: str) -> AdapterRecord:
+        return _read(AdapterRecord, self._call("DELETE", f"/v1/adapters/{name}/pin"))
+
+    def set_preload(self, name: str, preload: Preload | None) -> AdapterRecord:
+        """Say when an adapter is brought to its homes; None ends it."""
+        path = f"/v1/adapters/{name}/preload"
+        if preload is None:
+            return _read(AdapterRecord, self._call("DELETE", path))
+        return _read(AdapterRecord, self._call("PUT", path, json=preload.model_dump(exclude_none=True)))
 
     def activation(self, activation_id: int, *, wait_s: float = 0.0) -> Activation:
         """How far an activation is; the server holds the answer for up to `wait_s` seconds."""

@@ -4,6 +4,7 @@ A hit pins a slot (`Residents`); a miss takes the `MissPath`: node store to host
 slot. Load threads do the work; the step thread only keeps the books, in `acquire`, `poll` and `release`.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from replica.adapters.fit import Budgets, ImagePlanner
 from replica.adapters.host_cache import HostCache
 from replica.adapters.host_memory import HostMemory
 from replica.adapters.image_reader import ImageReader
+from replica.adapters.keeper import Keeper
 from replica.adapters.loader import ImageLoader
 from replica.adapters.misses import MissPath
 from replica.adapters.node_store import NodeStore
@@ -31,6 +33,7 @@ from replica.errors import ReplicaError
 from replica.messages import SlotView
 from replica.model.batch import LoraPair, Site
 
+logger = logging.getLogger(__name__)
 READ_THREADS = 8
 """Threads that read one adapter where decode steps need no core."""
 
@@ -67,6 +70,10 @@ class AdapterLease:
         """Site index -> pair, for the sites that the adapter touches."""
         assert self._resident is not None, "the adapter is not ready, or its lease was released"
         return self._cache.pairs(self._resident.slot)
+
+    @property
+    def resident(self) -> Resident | None:
+        return self._resident
 
     def bind(self, resident: Resident) -> None:
         """For the cache: the adapter is resident, and pinned for this lease."""
@@ -105,8 +112,8 @@ class Workers:
 
 
 class AdapterCache:
-    """Slots over host cache over node store. `prefetch`, `warm`, `forget`, `stats`, `slots` and `check_fits` are
-    safe from any thread; everything else belongs to the step thread, and `poll` to the moment between two steps."""
+    """Slots over host cache over node store. `prefetch`, `warm`, `keep`, `forget`, `stats`, `slots` and `check_fits`
+    are safe from any thread; everything else belongs to the step thread, and `poll` to the moment between two steps."""
 
     def __init__(
         self,
@@ -130,6 +137,7 @@ class AdapterCache:
         copies = CopyQueue(SlotCopier(residents.arena.memory), workers.copiers, times, clock, self._notify)
         self._misses = MissPath(self._loader, host, residents, copies, times, clock, drain_after_s)
         self._leases: set[AdapterLease] = set()
+        self._keeper = Keeper(self._claim)
         self._forgotten: deque[str] = deque()
         self._callbacks: list[Callable[[], None]] = []
         self._num_hits = 0
@@ -226,19 +234,48 @@ class AdapterCache:
         Faults that a load finds come as the lease's `error`.
         """
         self._take_in()
+        lease = self._claim(digest)
+        if lease.ready:
+            self._num_hits += 1
+        else:
+            self._num_misses += 1
+        self._residents.policy.use(digest)
+        self._misses.give_room(may_move=False)
+        return lease
+
+    def _claim(self, digest: str) -> AdapterLease:
+        """A lease that nothing counts yet."""
         lease = AdapterLease(self, digest)
         resident = self._residents.find(digest)
         if resident is not None:
             self._residents.pin(resident)
             lease.bind(resident)
-            self._num_hits += 1
         else:
             self._misses.join(digest, lease)
-            self._num_misses += 1
         self._leases.add(lease)
-        self._residents.policy.use(digest)
-        self._misses.give_room(may_move=False)
         return lease
+
+    def keep(self, digests: Sequence[str]) -> None:
+        """Keep these adapters, and no others, in their slots from now on, in that order as far as they leave room.
+
+        A slot and the bytes of the largest adapter known here stay for others. Reads manifests that are new.
+        """
+        largest = max(map(self.image_bytes, self._store.known()), default=0)
+        free_bytes, chosen = self.arena.num_bytes - largest, list[str]()
+        for digest in digests:
+            size = self.image_bytes(digest)
+            if size and size <= free_bytes and len(chosen) < self.arena.num_slots - 1:
+                chosen.append(digest)
+                free_bytes -= size
+        if len(chosen) < len(digests):
+            logger.warning("%d of %d pinned adapters have no room here", len(digests) - len(chosen), len(digests))
+        self._keeper.want(chosen)
+        self._notify()
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether all that `keep` chose is in its slot, or will not come. Safe from any thread."""
+        return self._keeper.is_settled
 
     def poll(self) -> None:
         """Settle what the load threads finished, and give room to the oldest waiters. Call it between two steps.
@@ -246,6 +283,7 @@ class AdapterCache:
         Views from before the call are stale after it: images may have moved.
         """
         self._take_in()
+        self._keeper.settle()
         self._misses.give_room(may_move=True)
 
     def on_change(self, callback: Callable[[], None]) -> None:
@@ -269,6 +307,7 @@ class AdapterCache:
         """Take note of what other threads did."""
         while self._forgotten:
             digest = self._forgotten.popleft()
+            self._keeper.drop(digest)
             self._residents.forget(digest)
             self._misses.forget(digest)
         self._misses.settle()

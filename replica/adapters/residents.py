@@ -18,9 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class Resident:
-    """An adapter in a slot, with its number of pins. `closed`: no new pins (reserved, or forgotten)."""
+    """An adapter in a slot, with its number of pins. `closed`: no new pins (reserved, or forgotten). `kept`: one of the
+    pins is there to keep it in its slot (`replica.adapters.keeper`), so that none may wait for its end."""
 
-    __slots__ = ("closed", "digest", "forgotten", "num_bytes", "num_pins", "slot")
+    __slots__ = ("closed", "digest", "forgotten", "kept", "num_bytes", "num_pins", "slot")
 
     def __init__(self, digest: str, slot: int, num_bytes: int) -> None:
         self.digest = digest
@@ -29,6 +30,7 @@ class Resident:
         self.num_pins = 0
         self.closed = False
         self.forgotten = False
+        self.kept = False
 
     def __repr__(self) -> str:
         return f"Resident({self.digest[:8]}, slot {self.slot}, {self.num_pins} pins, closed={self.closed})"
@@ -119,7 +121,8 @@ class Residents:
             self._by_digest[digest].closed = True
         if not drain:
             return
-        for resident in sorted(self._by_digest.values(), key=lambda one: (one.num_pins, self.policy.rank(one.digest))):
+        others = [resident for resident in self._by_digest.values() if not resident.kept]
+        for resident in sorted(others, key=lambda one: (one.num_pins, self.policy.rank(one.digest))):
             closed = [one.digest for one in self._by_digest.values() if one.closed]
             if self._could_fit(num_bytes, closed):
                 return
@@ -137,7 +140,7 @@ class Residents:
 
     def _view(self, slot: int, owner: Resident | None, loading: str | None) -> SlotView:
         if owner is not None:
-            return SlotView("pinned" if owner.num_pins else "resident", owner.digest, owner.num_pins)
+            return SlotView("pinned" if owner.num_pins else "resident", owner.digest, owner.num_pins - owner.kept)
         is_loading = self.arena.state(slot) is SlotState.LOADING
         return SlotView("loading", loading) if is_loading else SlotView("free")
 

@@ -71,6 +71,7 @@ class Client(Worker):
         self.outcomes: list[Outcome] = []
         self._url = url
         self._expected = expected
+        self._http = httpx.Client(timeout=PATIENCE_S, limits=httpx.Limits(max_keepalive_connections=0))
 
     def turn(self) -> None:
         expected, is_stream = self.random.choice(self._expected), self.num_turns % 2 == 0
@@ -95,7 +96,7 @@ class Client(Worker):
             "temperature": 0,
             "stream": is_stream,
         }
-        with httpx.stream("POST", f"{self._url}/v1/completions", json=body, timeout=PATIENCE_S) as response:
+        with self._http.stream("POST", f"{self._url}/v1/completions", json=body) as response:
             if response.status_code != 200:
                 detail = f"{response.status_code}: {response.read().decode(errors='replace')[:300]}"
                 return Outcome(expected.model, is_stream, End.FAILED, began_s, *_now(), detail)

@@ -71,8 +71,8 @@ def test_schema_2_is_upgraded_and_keeps_what_it_held(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("UPDATE alembic_version SET version_num = '9999'", "schema 9999; this program knows 0002 to 0007"),
-        ("DROP TABLE alembic_version", "schema 7; this program reads 2 to 7"),
+        ("UPDATE alembic_version SET version_num = '9999'", "schema 9999; this program knows 0002 to 0008"),
+        ("DROP TABLE alembic_version", "schema 8; this program reads 2 to 8"),
     ],
 )
 def test_schema_that_is_unknown_is_refused_and_left_alone(tmp_path: Path, change: str, words: str) -> None:

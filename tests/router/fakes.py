@@ -19,6 +19,7 @@ from registry.types import (
     FleetTemplate,
     KeyRecord,
     NewKey,
+    Preload,
     PushResult,
     ReplicaRecord,
     Scope,
@@ -272,6 +273,20 @@ class FakeRegistry:
     async def access_of(self, name: str) -> AdapterAccess | None:
         record = self.records.get(name)
         return None if record is None else AdapterAccess(owner=record.owner, callers=record.callers)
+
+    async def pin(self, name: str, *, actor: str) -> AdapterRecord:
+        return await self._update("pin", name, actor, pinned=True)
+
+    async def unpin(self, name: str, *, actor: str) -> AdapterRecord:
+        return await self._update("unpin", name, actor, pinned=False)
+
+    async def set_preload(self, name: str, preload: Preload | None, *, actor: str) -> AdapterRecord:
+        return await self._update("set_preload", name, actor, preload=preload)
+
+    async def _update(self, method: str, name: str, actor: str, **changes: Any) -> AdapterRecord:
+        self.calls.append((method, name, actor, *changes.values()))
+        self.records[name] = (await self.adapter(name)).model_copy(update=changes)
+        return self.records[name]
 
     async def set_callers(self, name: str, callers: Sequence[str], *, actor: str) -> AdapterAccess:
         self.calls.append(("set_callers", name, tuple(callers), actor))

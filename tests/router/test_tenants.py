@@ -223,6 +223,8 @@ CHANGES = [
     ("DELETE", "/v1/adapters/{}/versions/1", None),
     ("DELETE", "/v1/adapters/{}", None),
     ("PUT", "/v1/adapters/{}/callers", {"callers": ["other"]}),
+    ("PUT", "/v1/adapters/{}/preload", {"every_s": 60}),
+    ("DELETE", "/v1/adapters/{}/preload", None),
 ]
 LOOKS = ["/v1/adapters/{}", "/v1/adapters/{}/versions/1", "/v1/adapters/{}/versions/1/replicas"]
 
@@ -268,7 +270,13 @@ async def test_activations_and_vllm_routes_hide_it_too(stack: Stack) -> None:
     activation = await stack.registry.activate("private", "live", 1, actor="acme")
     path = f"/v1/activations/{activation.activation_id}"
     assert (await stack.http.get(path, headers=RING.header("acme"))).status_code == 200
-    assert (await stack.http.get(path, headers=RING.header("other"))).status_code == 404
+    looked: list[str] = []
+    access_of = stack.registry.access_of
+    stack.registry.access_of = lambda name: looked.append(name) or access_of(name)  # type: ignore[method-assign, func-returns-value]
+    hidden = await stack.http.get(path, headers=RING.header("other"))
+    absent = await stack.http.get("/v1/activations/77", headers=RING.header("other"))
+    assert (hidden.status_code, hidden.text) == (404, absent.text.replace("77", str(activation.activation_id)))
+    assert len(looked) == 2, "neither answer costs a question more than the other"
     unload = {"lora_name": "private"}
     response = await stack.http.post("/v1/unload_lora_adapter", json=unload, headers=RING.header("other"))
     assert response.status_code == 404
