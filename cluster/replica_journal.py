@@ -97,7 +97,7 @@ class ReplicaJournal:
             "first_token_ms": None if first_s is None else _ms(first_s - report.arrived_s),
             "total_ms": _ms(report.ended_s - report.arrived_s),
             "preemptions": report.num_preemptions,
-            "device_ms": round(report.device_ns / 1e6, 3),
+            "device_ms": report.device_ns / 1e6,
         }
 
     def _trace(self, report: "RequestReport", parent: Traceparent) -> None:
@@ -137,4 +137,4 @@ def phases(report: "RequestReport") -> Iterator[tuple[str, float, float, int]]:
 
 
 def _ms(seconds: float) -> float:
-    return round(seconds * MS_PER_S, 3)
+    return seconds * MS_PER_S

@@ -143,7 +143,8 @@ class Entry:
     def fields(self, outcome: str, now_s: float) -> dict[str, str | int | float | None]:
         """The line in the log. `replica` names several where prompts went to several."""
         call, found, start_s = self.call, self.call.resolution, self.arrival.at_s
-        first_s = min((run.first_token_s for run in self.runs if run.first_token_s is not None), default=None)
+        came = [run.first_token_s for run in self.runs if run.first_token_s is not None]
+        replicas = {run.replica_id: None for run in self.runs if run.replica_id}
         return {
             "request_id": self.arrival.request_id,
             "call_id": call.call_id,
@@ -151,10 +152,10 @@ class Entry:
             "adapter": found.adapter or BASE,
             "version": found.number,
             "digest": None if found.digest is None else found.digest[:DIGEST_CHARS],
-            "replica": ",".join(sorted({run.replica_id for run in self.runs if run.replica_id})) or None,
+            "replica": ",".join(sorted(replicas)) or None,
             "outcome": outcome,
             "prompt_tokens": call.num_prompt_tokens,
             "output_tokens": self.num_output,
-            "first_token_ms": None if first_s is None else round((first_s - start_s) * MS_PER_S, 3),
-            "total_ms": round((now_s - start_s) * MS_PER_S, 3),
+            "first_token_ms": (min(came) - start_s) * MS_PER_S if came else None,
+            "total_ms": (now_s - start_s) * MS_PER_S,
         }

@@ -150,14 +150,15 @@ class RequestMeter:
 
     def settle(self) -> None:
         """Bring into the series what has come since the last time."""
-        num_tokens = sum(pace.num_tokens for pace in self._paces)
-        if num_tokens == self._num_settled:
+        num_tokens = sum([pace.num_tokens for pace in self._paces])
+        num_new = num_tokens - self._num_settled
+        if not num_new:
             return
         if not self._num_settled:
-            self._observe_first(min(pace.first_s for pace in self._paces if pace.first_s is not None))
-        self._model.completion_tokens.inc(num_tokens - self._num_settled)
-        self._tenant.completion_tokens.inc(num_tokens - self._num_settled)
+            self._observe_first(min([pace.first_s for pace in self._paces if pace.first_s is not None]))
         self._num_settled = num_tokens
+        self._model.completion_tokens.inc(num_new)
+        self._tenant.completion_tokens.inc(num_new)
         for pace in self._paces:
             self._model.between_tokens_s.observe_all(pace.take_gaps_s())
 

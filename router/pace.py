@@ -4,7 +4,6 @@ This runs for every message of every stream. A change of a series each would cos
 caches that have gone cold since the last message.
 """
 
-from array import array
 from collections.abc import Callable
 
 MAX_GAPS = 256
@@ -19,7 +18,7 @@ class Pace:
     def __init__(self, clock: Callable[[], float], on_full: Callable[[], None]) -> None:
         self._clock = clock
         self._on_full = on_full
-        self._gaps_s = array("d")
+        self._gaps_s: list[float] = []
         self._last_s = 0.0
         self.first_s: float | None = None
         self.num_tokens = 0
@@ -34,12 +33,14 @@ class Pace:
         if self.first_s is None:
             self.first_s = now_s
         else:
-            self._gaps_s.append((now_s - self._last_s) * num_open / num_tokens)
-            if len(self._gaps_s) >= MAX_GAPS:
+            gap_s = now_s - self._last_s
+            gaps_s = self._gaps_s
+            gaps_s.append(gap_s if num_tokens == num_open else gap_s * num_open / num_tokens)
+            if len(gaps_s) >= MAX_GAPS:
                 self._on_full()
         self._last_s = now_s
 
-    def take_gaps_s(self) -> "array[float]":
+    def take_gaps_s(self) -> list[float]:
         """The gaps since the last call, in seconds, one a message."""
-        taken, self._gaps_s = self._gaps_s, array("d")
+        taken, self._gaps_s = self._gaps_s, []
         return taken

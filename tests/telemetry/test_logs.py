@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.keys import mint
-from telemetry.logs import LOGGERS, FleetHandler, JsonFormatter, TextFormatter, event
+from telemetry.logs import LOGGERS, EventRecord, FleetHandler, JsonFormatter, TextFormatter, event
 from tests.log_capture import CapturedLog, captured_log
 
 logger = logging.getLogger("router.somewhere")
@@ -75,6 +75,36 @@ def test_any_text_stays_on_one_line(message: str, name: str, value: str) -> None
         line = formatter.format(made)
         assert len(line.splitlines()) == 1
         line.encode()
+
+
+VALUES = (
+    st.text()
+    | st.sampled_from(("acme", 'a"b', "a\\b", "é", "\x7f", "x" * 257, "lf_0123456789ab_secret"))
+    | st.integers()
+    | st.floats()
+    | st.booleans()
+    | st.none()
+    | st.just(("a", 1))
+)
+
+
+@given(
+    st.sampled_from(("request", 'say "no"')),
+    st.dictionaries(st.text(max_size=3) | st.sampled_from(("tenant", "level", 'a"')), VALUES, max_size=4),
+)
+def test_event_has_the_line_that_any_record_with_its_fields_has(message: str, fields: dict[str, object]) -> None:
+    made = EventRecord("router", message, fields)
+    plain = record(message)
+    plain.fields, plain.created, plain.msecs = fields, made.created, made.msecs
+    formatter = JsonFormatter("r", "m")
+    line, other = formatter.format(made), formatter.format(plain)
+    assert "\n" not in line
+    assert repr(json.loads(line)) == repr(json.loads(other))
+
+
+def test_numbers_are_to_a_thousandth(text_log: CapturedLog) -> None:
+    event(logger, "request", {"ms": 1234.56789, "none": 0.0, "tiny": 1e-7, "huge": 1e300, "less": -1.5})
+    assert "ms=1234.568 none=0.000 tiny=0.000 huge=1e+300 less=-1.500" in text_log.text
 
 
 def test_text_line_shows_control_characters_written_out() -> None:
