@@ -98,10 +98,15 @@ def new_key(
 
 
 def rotate(tx: Transaction, key_id: str, *, overlap_s: float, expires_at_s: float | None, actor: str) -> NewKey:
-    """A new key in place of an old one, which goes on for `overlap_s` seconds. Raises KeyNotFound, Conflict."""
+    """A new key in place of an old one, which goes on for `overlap_s` seconds. Raises KeyNotFound, Conflict.
+
+    What expires has no successor for ever: whoever wants one makes a new key.
+    """
     old = key(tx.connection, key_id)
     if old.revoked_at_s is not None:
         raise Conflict(f"the key {key_id} was revoked; make a new one")
+    if old.expires_at_s is not None and expires_at_s is None:
+        raise Conflict(f"the key {key_id} expires, and so must its successor: say when (expires_in_s)")
     made = new_key(tx, old.tenant, old.scopes, expires_at_s=expires_at_s, note=old.note, actor=actor)
     ends_at_s = tx.now_s + overlap_s
     ends_at_s = ends_at_s if old.expires_at_s is None else min(ends_at_s, old.expires_at_s)

@@ -1,5 +1,7 @@
 """The control endpoints: activate, roll back, retire, and look. Names are checked before anything is stored."""
 
+from contextlib import suppress
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -19,6 +21,9 @@ from router.params import (
 )
 from router.parsing import parse_body, read_body
 from router.schemas import AliasBody, RollbackBody
+
+NOBODYS = "-"
+"""No adapter has this name."""
 
 
 class ControlApi:
@@ -83,9 +88,10 @@ class ControlApi:
     async def replicas(self, request: Request, caller: Principal) -> Response:
         """What the replicas last reported; the catalog's word when the registry cannot be reached."""
         try:
-            return answer_list(await self._registry.replicas())
+            replicas = await self._registry.replicas()
         except RegistryUnavailable:
-            return answer_list(self._gateway.catalog.replicas)
+            replicas = self._gateway.catalog.replicas
+        return answer_list(self._gateway.placement.states(replicas))
 
     async def events(self, request: Request, caller: Principal) -> Response:
         """Changes after a revision; waits up to `wait_s` for the first of them."""
@@ -98,15 +104,19 @@ class ControlApi:
         """How far an activation is; waits up to `wait_s` for it to end."""
         activation_id = digits(request.path_params["activation_id"], "activation_id")
         wait_s = query_seconds(request, "wait_s")
-        activation = await self._registry.activation(activation_id)
-        await self._check_activation(activation, caller)
+        activation = await self._seen(activation_id, caller)
         return answer(await settled(self._gateway, activation, min(wait_s, self._config.activation_wait_s)))
 
-    async def _check_activation(self, activation: Activation, caller: Principal) -> None:
-        """Raises AdapterNotFound, in the registry's words, for an adapter that the caller may not know of."""
-        access = await self._registry.access_of(activation.name)
-        if access is None or not may_see(access, caller):
-            raise AdapterNotFound(f"there is no activation {activation.activation_id}")
+    async def _seen(self, activation_id: int, caller: Principal) -> Activation:
+        """Raises AdapterNotFound, in the same words and after the same work, whether there is no such activation or
+        its adapter is none that the caller may know of."""
+        activation: Activation | None = None
+        with suppress(AdapterNotFound):
+            activation = await self._registry.activation(activation_id)
+        access = await self._registry.access_of(NOBODYS if activation is None else activation.name)
+        if activation is None or access is None or not may_see(access, caller):
+            raise AdapterNotFound(f"there is no activation {activation_id}")
+        return activation
 
     async def _read(self, request: Request) -> bytes:
         return await read_body(request.scope, request.receive, self._config.requests)

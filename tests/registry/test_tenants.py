@@ -85,6 +85,17 @@ def test_rotation_overlaps_and_revocation_does_not(registry: Registry, clock: Cl
         registry.tenants.revoke_key("0" * 12, actor="a")
 
 
+def test_successor_of_a_key_that_expires_expires(registry: Registry) -> None:
+    registry.tenants.add("acme", TenantLimits(), actor="a")
+    old = registry.tenants.new_key("acme", (Scope.INFER,), expires_at_s=5000.0, note="", actor="a").key
+    with pytest.raises(Conflict, match="say when"):
+        registry.tenants.rotate_key(old.key_id, overlap_s=60, expires_at_s=None, actor="a")
+    assert len(registry.tenants.keys("acme")) == 1
+    assert registry.tenants.keys("acme")[0].expires_at_s == 5000.0
+    new = registry.tenants.rotate_key(old.key_id, overlap_s=60, expires_at_s=9000.0, actor="a").key
+    assert new.expires_at_s == 9000.0
+
+
 def test_server_that_had_keys_does_not_open_when_they_are_gone(registry: Registry) -> None:
     registry.tenants.add("acme", TenantLimits(), actor="a")
     registry.tenants.new_key("acme", (Scope.ADMIN,), expires_at_s=None, note="", actor="a")
