@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from registry.config import RegistryConfig
 from replica.config import ReplicaConfig
-from router.config import RouterConfig
+from router.config import PlacementConfig, RouterConfig
 from telemetry.logs import LogConfig
 from telemetry.traces import TraceConfig, TracesUnavailable, check_available
 
@@ -86,6 +86,14 @@ class FleetConfig(BaseModel):
     """How long a gateway's token channel stays open with nothing in flight; a drain waits that long."""
     logs: LogConfig = LogConfig()
     traces: TraceConfig = TraceConfig()
+
+    @property
+    def placement(self) -> PlacementConfig:
+        """`router.placement` with `min_load_bound` at most the rows of a replica: a home gets no more than it can run
+        while others have room."""
+        given = self.router.placement
+        rows = self.replica.scheduler.max_num_seqs
+        return given.model_copy(update={"min_load_bound": min(given.min_load_bound, rows)})
 
 
 Model = TypeVar("Model", bound=BaseModel)

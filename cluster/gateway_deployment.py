@@ -46,7 +46,7 @@ class GatewayDeployment:
         context = serve.get_replica_context()
         self._gateway_id = context.replica_id.unique_id
         self._registry = ServeRegistry(serve.get_deployment_handle("RegistryActor", app_name=config.registry_app))
-        placement = config.router.placement
+        placement = config.placement
         self._fleet = ServeFleet(
             replicas, self._gateway_id, silence_s=placement.silence_s, probe_timeout_s=placement.probe_timeout_s
         )
@@ -54,7 +54,8 @@ class GatewayDeployment:
         set_up(config.logs, role="gateway", member=self._gateway_id)
         self._tracer = open_tracer(config.traces, role="gateway", member=self._gateway_id)
         self._journal = Journal(UsageLedger(self._gateway_id), self._tracer)
-        router = config.router.model_copy(update={"instance": f"{config.router.instance}-{self._gateway_id}"})
+        instance = f"{config.router.instance}-{self._gateway_id}"
+        router = config.router.model_copy(update={"instance": instance, "placement": placement})
         self._gateway = Gateway(
             router,
             self._catalog,

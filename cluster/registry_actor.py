@@ -63,7 +63,7 @@ class RegistryActor:
         self._config = config
         self._registry = Registry.open(config)
         self._watch = Watch(self._registry)
-        self._board = PulseBoard()
+        self._board = PulseBoard(config.demand)
         self._metrics = RegistryMetrics(self._registry.figures)
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="registry")
         self._spool = config.data_dir.expanduser() / "uploads"

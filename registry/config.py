@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from registry.demand import DemandConfig
 from registry.source_urls import check_root
 from registry.types import EVERYBODY, TemplateRules, TenantLimits
 from telemetry.logs import LogConfig
@@ -67,6 +68,7 @@ class RegistryConfig(BaseModel):
     on_staging_failure: Literal["block", "drain"] = "block"
     """What a replica that cannot stage a version does: fail the activation, or take no more requests itself."""
     retention: RetentionConfig = RetentionConfig()
+    demand: DemandConfig = DemandConfig()
     new_adapters: Literal["private", "public"] = "private"
     """Who besides its owner may call an adapter that nobody has said anything about: nobody, or everybody."""
     tenant_defaults: TenantLimits = TenantLimits(weight=1.0)

@@ -6,7 +6,7 @@ costs speed for some seconds and nothing else.
 
 from pydantic import Field
 
-from registry.types import Digest, Record
+from registry.types import Digest, Record, ReplicaRecord
 
 
 class ReplicaLoad(Record):
@@ -17,6 +17,17 @@ class ReplicaLoad(Record):
     num_loading: int = 0
     num_free_kv_blocks: int = 0
     num_kv_blocks: int = 0
+
+
+class ReplicaState(ReplicaRecord):
+    """A replica with what a gateway knows of its load at this moment."""
+
+    load: ReplicaLoad | None = None
+    """The replica's own word; None when nothing recent is known."""
+    num_requests: int = 0
+    """Requests that gateways have there."""
+    load_bound: int | None = None
+    """At so many requests it takes no more while others have room; None for one that takes none."""
 
 
 class Residency(Record):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
-from registry.pulse import FleetPulse, GatewayPulse
+from registry.pulse import FleetPulse, GatewayPulse, ReplicaState
 from registry.types import ReplicaRecord
 from router.affinity import COLD, IN_HOST, IN_SLOT, AffinityPolicy
 from router.busy import BusyTime
@@ -137,6 +137,20 @@ class Placement:
         loads = self._loads
         return [
             (member.replica_id, loads.get(member.replica_id, 0), bound) for member, bound in self._policy.bounds(loads)
+        ]
+
+    def states(self, replicas: Iterable[ReplicaRecord]) -> list[ReplicaState]:
+        """The replicas with what is known of their loads."""
+        told = self._news.loads(self._clock())
+        bounds = {member.replica_id: bound for member, bound in self._policy.bounds(self._loads)}
+        return [
+            ReplicaState(
+                **replica.model_dump(),
+                load=told.get(replica.replica_id),
+                num_requests=self.load(replica.replica_id),
+                load_bound=bounds.get(replica.replica_id),
+            )
+            for replica in replicas
         ]
 
     @property

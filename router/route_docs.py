@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from registry.pulse import ReplicaState
 from registry.types import (
     ALIAS_PATTERN,
     NAME_PATTERN,
@@ -16,7 +17,6 @@ from registry.types import (
     KeyRecord,
     NewKey,
     PushResult,
-    ReplicaRecord,
     TenantRecord,
     VersionStates,
 )
@@ -205,7 +205,7 @@ _TENANTS: Docs = {
 }
 
 _FLEET: Docs = {
-    ("GET", "/v1/replicas"): About("The replicas as they last reported", answers(shapes.ListOf[ReplicaRecord])),
+    ("GET", "/v1/replicas"): About("The replicas as they last reported", answers(shapes.ListOf[ReplicaState])),
     ("GET", "/v1/events"): About("The change log", answers(shapes.ListOf[Event]), query=(*_page, _wait)),
     ("GET", "/v1/audit"): About("The change log as a chain of hashes", answers(AuditPage), query=_page),
     ("POST", "/v1/gc"): About(

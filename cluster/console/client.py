@@ -8,6 +8,7 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from cluster.console.errors import Refused, Unreachable, WrongUsage
+from registry.pulse import ReplicaState
 from registry.types import (
     Activation,
     AdapterAccess,
@@ -23,7 +24,6 @@ from registry.types import (
     Preload,
     PushResult,
     Record,
-    ReplicaRecord,
     Scope,
     TenantRecord,
     VersionRecord,
@@ -205,8 +205,8 @@ class ControlClient:
     def usage_csv(self, question: dict[str, str]) -> str:
         return self._call("GET", "/v1/usage", params={**question, "format": "csv"}).content.decode()
 
-    def replicas(self) -> list[ReplicaRecord]:
-        return self._list(ReplicaRecord, "/v1/replicas")
+    def replicas(self) -> list[ReplicaState]:
+        return self._list(ReplicaState, "/v1/replicas")
 
     def events(self, after: int, limit: int = 500, wait_s: float = 0.0) -> list[Event]:
         """Changes after a revision; the server waits up to `wait_s` seconds for the first of them."""

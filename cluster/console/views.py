@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 
 from cluster.console.client import VersionDetail
 from cluster.console.render import COLUMN_GAP, Grid, count, human_age, human_bytes
@@ -57,7 +58,7 @@ VERSION_HEADERS = (
 )
 
 
-def versions_grid(adapter: AdapterRecord, replicas: list[ReplicaRecord]) -> Grid:
+def versions_grid(adapter: AdapterRecord, replicas: Sequence[ReplicaRecord]) -> Grid:
     newest_first = sorted(adapter.versions, key=lambda version: -version.number)
     rows = [_version_row(adapter, version, replicas) for version in newest_first]
     title = f"{adapter.name} (owner {adapter.owner}, callers {', '.join(adapter.callers)}, revision {adapter.revision})"
@@ -65,7 +66,7 @@ def versions_grid(adapter: AdapterRecord, replicas: list[ReplicaRecord]) -> Grid
     return Grid(VERSION_HEADERS, rows, title=title, right=right)
 
 
-def _version_row(adapter: AdapterRecord, version: VersionRecord, replicas: list[ReplicaRecord]) -> tuple[str, ...]:
+def _version_row(adapter: AdapterRecord, version: VersionRecord, replicas: Sequence[ReplicaRecord]) -> tuple[str, ...]:
     return (
         str(version.number),
         version.state.value,
@@ -117,7 +118,7 @@ def version_lines(name: str, detail: VersionDetail) -> list[str]:
     return lines + [f"  warning  {warning.code}: {warning.message}" for warning in manifest.warnings]
 
 
-def replicas_grid(replicas: list[ReplicaRecord]) -> Grid:
+def replicas_grid(replicas: Sequence[ReplicaRecord]) -> Grid:
     headers = ("RING", "REPLICA", "NODE", "RESIDENT", "STAGED", "FAILED", "REVISION")
     rows = [
         (
@@ -145,11 +146,11 @@ def event_line(event: Event) -> str:
     )
 
 
-def num_staged(digest: str, replicas: list[ReplicaRecord]) -> int:
+def num_staged(digest: str, replicas: Sequence[ReplicaRecord]) -> int:
     return sum(digest in replica.staged for replica in replicas)
 
 
-def arrival_line(activation: Activation, replicas: list[ReplicaRecord]) -> str:
+def arrival_line(activation: Activation, replicas: Sequence[ReplicaRecord]) -> str:
     """`legal@1 is live on 2 replicas (0.4 s)`; of a canary, `legal@2 takes 10% of live on ...`."""
     holders = num_staged(activation.digest, replicas)
     where = f" on {count(holders, 'replica')}" if holders else ""

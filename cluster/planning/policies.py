@@ -201,8 +201,9 @@ class RendezvousSlots:
 def policies(
     num_replicas: int, machine: Machine, num_adapters: int, config: PlacementConfig, seed: int = 0
 ) -> dict[str, Callable[[], Policy]]:
-    """Makers of every policy, by name; the fleet's own is `lorafleet`."""
+    """Makers of every policy, by name; the fleet's own is `lorafleet`, as `cluster.config` sets it up."""
     names = [adapter_name(index) for index in range(num_adapters)]
+    config = config.model_copy(update={"min_load_bound": min(config.min_load_bound, machine.num_rows)})
     return {
         "lorafleet": lambda: Affinity(num_replicas, names, config),
         "random": lambda: RandomChoice(num_replicas, seed),

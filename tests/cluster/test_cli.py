@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from cluster.cli import main
-from registry.types import AdapterManifest, ReplicaRecord, VersionState
+from registry.pulse import ReplicaState
+from registry.types import AdapterManifest, VersionState
 from tests.cluster.cli_harness import Cli, adapter_folder
 from tests.cluster.fake_control import (
     FAULTS,
@@ -264,7 +265,8 @@ def test_replicas_shows_slots_and_what_failed(cli: Cli, fleet: FakeFleet) -> Non
     ran = cli("replicas")
     assert ran.out.splitlines()[1].split()[:4] == ["0", "replica-0", "node-a", "1/4"]
     assert "replica-0 cannot stage ffffffffffff: cut short" in ran.err
-    assert [ReplicaRecord.model_validate(data) for data in cli("replicas", "--json").json] == fleet.replicas
+    told = [ReplicaState.model_validate(data) for data in cli("replicas", "--json").json]
+    assert told == [ReplicaState(**replica.model_dump()) for replica in fleet.replicas]
 
 
 def test_watch_prints_events_after_a_revision(cli: Cli, fleet: FakeFleet) -> None:

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from cluster.config import ConfigError, load_fleet, load_registry
+from registry.demand import DemandConfig
 from telemetry.traces import TraceConfig, TracesUnavailable, open_tracer
 
 ARGS = {"replica": {"model": {"base": "some/base"}}}
@@ -22,6 +23,20 @@ def test_registry_takes_its_own_section_of_the_environment() -> None:
     environ = {"LORAFLEET_REGISTRY__LEASE_TTL_S": "5", "LORAFLEET_REPLICA__MODEL__BASE": "x"}
     assert load_registry({}, environ).lease_ttl_s == 5
     assert load_fleet(ARGS, environ).replica.model.base == "x"
+
+
+def test_load_bound_is_never_above_the_rows_of_a_replica() -> None:
+    few = {"replica": {"model": {"base": "b"}, "scheduler": {"max_num_seqs": 4}}}
+    assert load_fleet(few, {}).placement.min_load_bound == 4
+    assert load_fleet(ARGS, {}).placement.min_load_bound == 16
+    assert load_fleet(few | {"router": {"placement": {"min_load_bound": 2}}}, {}).placement.min_load_bound == 2
+
+
+def test_demand_is_configured_with_the_registry() -> None:
+    environ = {"LORAFLEET_REGISTRY__DEMAND__COOL_DOWN_S": "5"}
+    assert load_registry({"demand": {"window_s": 3.0}}, environ).demand == DemandConfig(window_s=3.0, cool_down_s=5.0)
+    with pytest.raises(ConfigError, match=r"demand\.window_s"):
+        load_registry({"demand": {"window_s": 0}}, {})
 
 
 @pytest.mark.parametrize(

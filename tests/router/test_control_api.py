@@ -16,7 +16,8 @@ from registry.errors import (
     RegistryUnavailable,
     StagingFailed,
 )
-from registry.types import ActivationState, Fault, Scope
+from registry.pulse import FleetPulse, ReplicaLoad
+from registry.types import ActivationState, Fault, ReplicaRecord, Scope
 from router.app import create_app, endpoints
 from router.auth import Principal
 from router.config import RouterConfig, UploadLimits
@@ -332,13 +333,29 @@ async def test_failed_activation_is_told() -> None:
         assert (await push(stack)).json()["activation"]["state"] == "failed"
 
 
+def state(record: ReplicaRecord, **fields: Any) -> dict[str, Any]:
+    """What the interface says of a replica; 16 is the bound of an idle fleet."""
+    return {**record.model_dump(mode="json"), "load": None, "num_requests": 0, "load_bound": 16, **fields}
+
+
+async def test_replicas_are_told_with_their_loads() -> None:
+    async with running() as stack:
+        known, load = replica_record(0), ReplicaLoad(num_running=3, num_waiting=1, num_kv_blocks=64)
+        news = {"seen": 1, "plan": None, "in_flight": {known.replica_id: 4}, "residency": {}}
+        stack.gateway.placement.hear(FleetPulse(board_id="b", loads={known.replica_id: load}, **news))
+        stack.registry.reported = (known, replica_record(7))
+        told = (await stack.http.get("/v1/replicas")).json()["data"]
+        assert told[0] == state(known, load=load.model_dump(), num_requests=4)
+        assert told[1] == state(replica_record(7), load_bound=None), "one that takes no requests here"
+
+
 async def test_replicas_and_events() -> None:
     async with running() as stack:
         replicas = (await stack.http.get("/v1/replicas")).json()["data"]
-        assert replicas == [replica_record(i).model_dump(mode="json") for i in (0, 1)], "the catalog's in an outage"
+        assert replicas == [state(replica_record(i)) for i in (0, 1)], "the catalog's in an outage"
         fresh = replica_record(0).model_copy(update={"resident": ("f" * 64,)})
         stack.registry.reported = (fresh,)
-        assert (await stack.http.get("/v1/replicas")).json()["data"] == [fresh.model_dump(mode="json")]
+        assert (await stack.http.get("/v1/replicas")).json()["data"] == [state(fresh)]
         events = (await stack.http.get("/v1/events", params={"after": 3, "limit": 2})).json()["data"]
         assert [event["revision"] for event in events] == [4, 5]
         for bad in ({"after": "-1"}, {"limit": "x"}, {"after": "9" * 20}):
