@@ -9,9 +9,11 @@ an H200. `lorafleet` is the code that gateways run; the others follow their publ
 """
 
 import argparse
+import math
+import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,9 @@ MEAN_TOKENS = (workloads.SHORTEST_TOKENS + workloads.LONGEST_TOKENS) / 2
 TYPICAL_ADAPTERS = 40
 """Distinct adapters in a batch of 64 rows, about; only to set the rate."""
 FULL_SIZES, LARGE_SIZE = (4, 16), 64
+OURS = "lorafleet"
+STUDENT_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+"""Half-width of a 95 % interval in standard errors, by degrees of freedom."""
 
 
 def streams(num_replicas: int, arguments: argparse.Namespace) -> Iterator[Workload]:
@@ -64,12 +69,40 @@ def placement(arguments: argparse.Namespace) -> PlacementConfig:
     return PlacementConfig(load_factor=arguments.load_factor)
 
 
-def table(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def table(arguments: argparse.Namespace, seed: int) -> Iterator[dict[str, Any]]:
     for num_replicas in arguments.replicas:
-        for workload in streams(num_replicas, arguments):
-            makers = policies(num_replicas, Machine(), workload.num_adapters, placement(arguments), arguments.seed)
+        for workload in streams(num_replicas, argparse.Namespace(**{**vars(arguments), "seed": seed})):
+            if arguments.workloads and workload.name not in arguments.workloads:
+                continue
+            makers = policies(num_replicas, Machine(), workload.num_adapters, placement(arguments), seed)
             for name, make in makers.items():
-                yield measure(num_replicas, workload, name, make)
+                if not arguments.policies or name in arguments.policies:
+                    yield {"seed": seed, **measure(num_replicas, workload, name, make)}
+
+
+def compare(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By cell and other policy: its p99 first token over the fleet's, seed by seed, with a 95 % interval."""
+    p99 = {(row["replicas"], row["workload"], row["policy"], row["seed"]): row["p99_first_token_s"] for row in rows}
+    cells = dict.fromkeys((row["replicas"], row["workload"], row["policy"]) for row in rows)
+    found = []
+    for replicas, workload, policy in cells:
+        seeds = [key[3] for key in p99 if key[:3] == (replicas, workload, policy)]
+        ours = [p99[replicas, workload, OURS, seed] for seed in seeds]
+        theirs = [p99[replicas, workload, policy, seed] for seed in seeds]
+        logs = [math.log(other / own) for other, own in zip(theirs, ours, strict=True)]
+        middle, half = statistics.fmean(logs), STUDENT_95[len(logs) - 1] * statistics.stdev(logs) / math.sqrt(len(logs))
+        ratio, low, high = (round(math.exp(each), 3) for each in (middle, middle - half, middle + half))
+        found.append(
+            {
+                "replicas": replicas,
+                "workload": workload,
+                "policy": policy,
+                "p99_first_token_s": round(statistics.fmean(theirs), 4),
+                "over_ours": ratio,
+                "interval": [low, high],
+            }
+        )
+    return found
 
 
 def show(row: dict[str, Any]) -> str:
@@ -87,16 +120,27 @@ def main() -> None:
     parser.add_argument("--utilisation", type=float, default=0.75)
     parser.add_argument("--replicas", type=int, nargs="+", default=[*FULL_SIZES, LARGE_SIZE])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=1, help="so many from --seed on, and the policies compared")
+    parser.add_argument("--workloads", nargs="+", help="only these")
+    parser.add_argument("--policies", nargs="+", help="only these")
     parser.add_argument("--load-factor", type=float, default=PlacementConfig().load_factor)
     arguments = parser.parse_args()
     rows, began_s = [], time.process_time()
-    for row in table(arguments):
-        rows.append(row)
-        print(show(row), flush=True)
+    for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+        for row in table(arguments, seed):
+            rows.append(row)
+            print(show(row), flush=True)
     took_s = round(time.process_time() - began_s, 1)
     conditions = {**vars(arguments), "machine": asdict(Machine()), "placement": placement(arguments).model_dump()}
     print(f"{took_s} s of processor time")
-    print(save("routing_sim", __doc__ or "", {**conditions, "processor_s": took_s}, rows))
+    conditions["processor_s"] = took_s
+    if arguments.seeds == 1:
+        print(save("routing_sim", __doc__ or "", conditions, rows))
+        return
+    compared = compare(rows)
+    for each in compared:
+        print(each)
+    print(save("routing_seeds", __doc__ or "", conditions, compared))
 
 
 if __name__ == "__main__":
