@@ -2,18 +2,20 @@
 
     python benchmarks/slow_clients.py
 
-The gateway's application over fakes, under uvicorn on a real socket. A third of the slow clients send their headers
-byte by byte, a third their body, a third read nothing of a (short) stream. Normal ones ask one after another; blocks
-with and without slow ones alternate.
+The gateway's application over fakes, under uvicorn on a real socket. A quarter of the slow clients send their headers
+byte by byte, a quarter their body, a quarter read nothing of an endless stream and a quarter a few bytes a second, both
+with a small socket buffer; whoever is cut off comes again. Normal ones ask one after another; blocks with and without
+slow ones alternate.
 """
 
 import argparse
 import asyncio
+import socket
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,30 +27,35 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.provenance import save  # noqa: E402
 from benchmarks.tenant_engine import quantile  # noqa: E402
-from tests.router.fakes import one_choice  # noqa: E402
+from replica.messages import GenerateRequest, TokenChunk  # noqa: E402
+from tests.router.fakes import Message, one_choice  # noqa: E402
 from tests.router.support import ids_of, running  # noqa: E402
 from tests.router.test_socket import served  # noqa: E402
 
 BODY = b'{"model": "legal", "prompt": "x", "stream": true}'
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 DRIP_S = 0.5
+READ_BYTES = 3
+PIECE = ids_of("word " * 100)
 
 
 async def slow_client(host: str, port: int, kind: int) -> None:
-    """Sends its request a byte every `DRIP_S` from some point on, or reads nothing, until it is cancelled."""
-    _, writer = await asyncio.open_connection(host, port, limit=1)
-    try:
-        head = HEAD % len(BODY)
-        at_once = (b"", head, head + BODY)[kind]
-        writer.write(at_once)
-        for byte in (head + BODY)[len(at_once) :]:
-            writer.write(bytes([byte]))
-            await asyncio.sleep(DRIP_S)
-        await asyncio.Event().wait()
-    except OSError:
-        """The server had enough of it."""
-    finally:
-        writer.close()
+    """Sends its request a byte every `DRIP_S` from some point on, or hardly reads, until it is cancelled."""
+    head = HEAD % len(BODY)
+    whole, at_once = head + BODY, (0, len(head), len(head) + len(BODY), len(head) + len(BODY))[kind]
+    loop = asyncio.get_running_loop()
+    while True:
+        with socket.socket() as sock, suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            await loop.sock_connect(sock, (host, port))
+            await loop.sock_sendall(sock, whole[:at_once])
+            for byte in whole[at_once:]:
+                await loop.sock_sendall(sock, bytes([byte]))
+                await asyncio.sleep(DRIP_S)
+            while kind == 2 or await loop.sock_recv(sock, READ_BYTES):  # noqa: ASYNC110 (a pace, no event)
+                await asyncio.sleep(DRIP_S)
+        await asyncio.sleep(DRIP_S)
 
 
 async def drip(url: str, number: int) -> None:
@@ -56,7 +63,7 @@ async def drip(url: str, number: int) -> None:
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None
-    await asyncio.gather(*(slow_client(parts.hostname, parts.port, index % 3) for index in range(number)))
+    await asyncio.gather(*(slow_client(parts.hostname, parts.port, index % 4) for index in range(number)))
 
 
 @asynccontextmanager
@@ -83,10 +90,19 @@ async def block(url: str, num_requests: int) -> list[float]:
     return took_ms
 
 
+def script(replica_id: str, request: GenerateRequest) -> Iterable[Message]:
+    """A word for normal clients; for slow ones a stream without end, which is there as fast as it is taken."""
+    if len(request.prompt) > 3:
+        yield from one_choice(request.request_id, [ids_of("hello")])
+        return
+    while True:
+        yield (TokenChunk(request.request_id, 0, PIECE),)
+
+
 async def measure(num_slow: int, num_requests: int, num_rounds: int) -> dict[str, float]:
     alone, beside = list[list[float]](), list[list[float]]()
     async with running() as stack, served(stack) as url:
-        stack.fleet.script = lambda replica_id, request: one_choice(request.request_id, [ids_of("hello")])
+        stack.fleet.script = script
         await block(url, num_requests)
         for _ in range(num_rounds):
             alone.append(await block(url, num_requests))
