@@ -4,6 +4,7 @@ A text that is not what PEFT says for that adapter, or an end that nobody may se
 """
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -141,18 +142,20 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
     raise httpx.RemoteProtocolError("the stream ended without [DONE]")
 
 
-def check(outcomes: Sequence[Outcome], lost: Collection[str], broken_at_s: Sequence[float] = ()) -> None:
+def check(outcomes: Sequence[Outcome], lost: Collection[str], proxy_died_s: tuple[float, float] | None = None) -> None:
     """Assert that every request had its whole answer, but for those that nobody could have saved.
 
     Those are streams that had begun on one of the `lost` replicas, and requests whose connection was open on the proxy
-    when it was killed (`broken_at_s`).
+    while it died: from one time to another, when its manager was killed.
     """
+    killed_s, gone_s = proxy_died_s or (math.inf, -math.inf)
     for outcome in outcomes:
         if outcome.end is End.CUT:
             assert outcome.detail.startswith("replica_gone"), outcome
             assert any(replica in outcome.detail for replica in lost), f"{outcome}; lost were {sorted(lost)}"
         elif outcome.end is End.BROKEN:
-            assert any(outcome.began_s <= at_s <= outcome.ended_s for at_s in broken_at_s), outcome
+            assert outcome.began_s <= gone_s, (outcome, proxy_died_s)
+            assert killed_s <= outcome.ended_s, (outcome, proxy_died_s)
         else:
             assert outcome.end is End.RIGHT, outcome
 

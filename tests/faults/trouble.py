@@ -21,10 +21,10 @@ BEFORE_S, AFTER_S = 1.5, 1.5
 
 @dataclass
 class Scar:
-    """What a fault left: replicas that were lost, when the proxy was killed, and how long until the fleet was whole."""
+    """What a fault left: replicas that were lost, when the proxy died, and how long until the fleet was whole."""
 
     lost: set[str] = field(default_factory=set)
-    broken_at_s: list[float] = field(default_factory=list)
+    proxy_died_s: tuple[float, float] | None = None
     whole_s: float = 0.0
 
 
@@ -76,15 +76,17 @@ def hang_replica(fleet: FleetProcess) -> Scar:
 
 def kill_proxy(fleet: FleetProcess, kind: str = PROXY) -> Scar:
     """Kill -9 HAProxy or its manager; over when there is another, and it answers."""
-    killed, began_s = fleet.proxy_pids(kind), monotonic()
+    old, killed, began_s = set(fleet.proxy_pids()), fleet.proxy_pids(kind), monotonic()
     for pid in killed:
         fleet.kill(pid)
+    fleet.wait_until(lambda: not old & set(fleet.proxy_pids()), "end of the proxy", HEAL_S)
+    gone_s = monotonic()
 
     def is_whole() -> bool:
-        return bool(set(fleet.proxy_pids()) - set(killed)) and httpx.get(f"{fleet.url}/health").status_code == 200
+        return bool(fleet.proxy_pids()) and httpx.get(f"{fleet.url}/health").status_code == 200
 
     fleet.wait_until(is_whole, "another proxy", HEAL_S)
-    return Scar(broken_at_s=[began_s], whole_s=monotonic() - began_s)
+    return Scar(proxy_died_s=(began_s, gone_s), whole_s=monotonic() - began_s)
 
 
 def roll(fleet: FleetProcess, **changes: Any) -> Scar:
@@ -125,7 +127,7 @@ class Theatre:
             for client, start in zip(self._clients, starts, strict=True)
             for outcome in tuple(client.outcomes)[start:]
         ]
-        check(outcomes, scar.lost, scar.broken_at_s)
+        check(outcomes, scar.lost, scar.proxy_died_s)
         return {
             "whole_s": round(scar.whole_s, 2),
             "longest_wait_s": round(max(outcome.waited_s for outcome in outcomes), 2),
