@@ -16,10 +16,22 @@ class Demand:
     num_homes: Mapping[str, int] = field(default_factory=dict)
 
 
+SLACK = 1.5
+"""Standard deviations of a free draw that a member may have above its share while its slots hold them."""
+
+
 def rooms(num_homes: int, members: Sequence[Member], home_factor: float) -> list[int]:
-    """How many of `num_homes` homes each member may have: `home_factor` above its share by weight, rounded up."""
+    """How many of `num_homes` homes each member may have: `home_factor` above its share by weight, rounded up.
+
+    Where its slots hold more than that, as many as most members would get by preference alone: the bound is there to
+    keep adapters in slots, and each that it turns away moves again when others come into use or fall asleep.
+    """
     whole = math.fsum(member.weight for member in members)
-    return [math.ceil(home_factor * num_homes * (member.weight / whole)) for member in members]
+    shares = [num_homes * (member.weight / whole) for member in members]
+    return [
+        max(math.ceil(home_factor * share), min(member.num_slots, math.ceil(share + SLACK * math.sqrt(share))))
+        for member, share in zip(members, shares, strict=True)
+    ]
 
 
 def assign(

@@ -81,7 +81,12 @@ class Placement:
     def update(self, names: Iterable[str], replicas: Iterable[ReplicaRecord]) -> None:
         """Take the catalog's adapters and the replicas with a live lease."""
         members = [
-            Member(replica.ring_id, replica.replica_id, float(max(1, replica.num_slots)) if self._weigh_slots else 1.0)
+            Member(
+                replica.ring_id,
+                replica.replica_id,
+                float(max(1, replica.num_slots)) if self._weigh_slots else 1.0,
+                replica.num_slots,
+            )
             for replica in replicas
         ]
         self._names = frozenset(names)

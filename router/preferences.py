@@ -20,12 +20,14 @@ MIX_1, MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 class Member:
     """A replica on the ring. `ring_id` outlives restarts, so it decides; `replica_id` only breaks ties.
 
-    A member of twice the `weight` gets twice the homes and twice the load.
+    A member of twice the `weight` gets twice the homes and twice the load. It holds `num_slots` adapters at once; 0 if
+    nobody knows how many.
     """
 
     ring_id: int
     replica_id: str
     weight: float = 1.0
+    num_slots: int = 0
 
 
 def hash64(text: str) -> int:

@@ -28,12 +28,17 @@ class Affinity:
     REPORT_S = 1.0
 
     def __init__(
-        self, num_replicas: int, names: Sequence[str], config: PlacementConfig, demand: DemandConfig | None = None
+        self,
+        num_replicas: int,
+        names: Sequence[str],
+        config: PlacementConfig,
+        demand: DemandConfig | None = None,
+        num_slots: int = 0,
     ) -> None:
         self._policy = AffinityPolicy(config.load_factor, config.min_load_bound, config.home_factor)
         self._ids = [f"r{index}" for index in range(num_replicas)]
         self._index = {replica_id: index for index, replica_id in enumerate(self._ids)}
-        self._members = [Member(index, replica_id) for index, replica_id in enumerate(self._ids)]
+        self._members = [Member(index, replica_id, 1.0, num_slots) for index, replica_id in enumerate(self._ids)]
         self._names = names
         self._planner = DemandPlanner(demand or DemandConfig(), 0.0)
         self._epoch = self._planner.plan.epoch
@@ -205,7 +210,7 @@ def policies(
     names = [adapter_name(index) for index in range(num_adapters)]
     config = config.model_copy(update={"min_load_bound": min(config.min_load_bound, machine.num_rows)})
     return {
-        "lorafleet": lambda: Affinity(num_replicas, names, config),
+        "lorafleet": lambda: Affinity(num_replicas, names, config, num_slots=machine.num_slots),
         "random": lambda: RandomChoice(num_replicas, seed),
         "ray power of two": lambda: PowerOfTwo(seed),
         "ray multiplexing": lambda: Multiplexing(2 * machine.num_rows, seed),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from router.affinity import AffinityPolicy, Member, load_bound
 from router.config import PlacementConfig
 from router.errors import NoReplica
+from router.homes import rooms
 from router.placement import Placement
 from tests.router.support import replica_record
 
@@ -39,6 +40,19 @@ def test_preferences_move_little_when_a_replica_joins(num_replicas: int) -> None
     assert all(after.preference(n)[0] == new for n in NAMES if before.preference(n)[0] != after.preference(n)[0]), (
         "a preference may only move to the new replica"
     )
+
+
+def test_homes_may_lie_uneven_while_slots_hold_them() -> None:
+    """The bound keeps adapters in slots; where there are slots to spare it need not move any."""
+
+    def room(num_homes: int, num_slots: int) -> int:
+        (found,) = set(rooms(num_homes, [Member(i, f"r{i}", 1.0, num_slots) for i in range(16)], 1.1))
+        return found
+
+    assert room(16 * 16, 64) == 22, "1.5 standard deviations above 16"
+    assert room(16 * 16, 4) == 18, "1.1 x the mean"
+    assert room(16 * 100, 64) == room(16 * 100, 0), "more than the slots hold"
+    assert room(16 * 4, 6) == 6, "no more than the slots"
 
 
 def test_preferences_of_many_names_move_as_rendezvous_hashing_promises() -> None:
