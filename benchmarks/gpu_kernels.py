@@ -246,11 +246,11 @@ def _other_ranks(name: str) -> dict[str, float]:
     return medians({case: Timed(bench.whole(64), 16) for case, bench in benches.items()})
 
 
-SHRINKS = ((8, 128, 8, 2), (8, 128, 8, 4), (8, 256, 8, 4), (4, 128, 8, 2))
-"""(parts of K, block of K, programs a multiprocessor, warps)."""
+SHRINKS = ((8, 128, 4, 8, 2), (8, 128, 3, 12, 2), (8, 128, 4, 8, 4), (4, 128, 4, 8, 2))
+"""(parts of K, block of K, stages, programs a multiprocessor, warps)."""
 
-EXPANDS = ((512, 2, None), (256, 6, 128), (256, 12, 128), (128, 12, 96))
-"""(columns, programs a multiprocessor, registers a thread)."""
+EXPANDS = ((256, 2, 4, 128), (256, 3, 4, 128), (256, 4, 4, 128), (256, 3, 5, 96))
+"""(lines, stages, programs a multiprocessor, registers a thread)."""
 
 PRODUCTS = ((32, 128, 6, 4), (32, 128, 4, 4), (64, 128, 4, 4), (128, 64, 4, 8))
 """(columns, block of K, stages, warps)."""
@@ -263,11 +263,11 @@ def tune(name: str, counts: Sequence[int] = (1, 8, 64)) -> dict[str, Any]:
     for columns, block_k, stages, warps in PRODUCTS:
         config = ProductConfig(64, columns, block_k, stages, warps)
         found[f"product {config}"] = medians({"0": Timed(bench.products(config), NUM_LAYERS)}, rounds=5)
-    for splits, block_k, programs, warps in SHRINKS:
-        cut = ShrinkConfig(splits, block_k, 4, programs * _processors(), warps)
+    for splits, block_k, stages, programs, warps in SHRINKS:
+        cut = ShrinkConfig(splits, block_k, stages, programs * _processors(), warps)
         found[f"shrink {cut}"] = medians({str(n): Timed(bench.shrink(n, cut), NUM_LAYERS) for n in counts}, rounds=5)
-    for columns, programs, registers in EXPANDS:
-        wide = ExpandConfig(columns, programs * _processors(), 4, registers)
+    for lines, stages, programs, registers in EXPANDS:
+        wide = ExpandConfig(lines, stages, programs * _processors(), 4, registers)
         found[f"expand {wide}"] = medians({str(n): Timed(bench.expand(n, wide), NUM_LAYERS) for n in counts}, rounds=5)
     found["whole"] = medians({str(n): Timed(bench.whole(n), NUM_LAYERS) for n in counts})
     for case, us in found.items():

@@ -166,7 +166,7 @@ def _read_piece(file: TensorFile, parts: Sequence[_Part], data: torch.Tensor, sp
     processor has it at hand, and with few calls: all threads share the interpreter's lock.
     """
     started_s, converted_s, bad = time.perf_counter(), 0.0, None
-    image, size = memoryview(bytes_of(data)), data.element_size()
+    image, size = bytes_of(data).data, data.element_size()
     places = [image[part.first * size : part.last * size] for part in parts]
     targets = [
         place if part.lies_as_in(data) else memoryview(bytearray(part.end - part.start))

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 
+from replica.kernels.bind import bind_kernel
+from replica.kernels.decode_lora import decode_expand_kernel, decode_shrink_kernel
 from replica.kernels.groups import GroupShape, SlotTables
 from replica.kernels.product import product_kernel
+from replica.kernels.prompt_lora import prompt_expand_kernel, prompt_shrink_kernel
 from replica.kernels.rows import FEW_ROWS, RowsView
-from replica.kernels.shrink_expand import bind_kernel, expand_kernel, shrink_kernel
 from replica.kernels.tuning import (
     ExpandConfig,
     ProductConfig,
@@ -28,7 +29,7 @@ from replica.kernels.tuning import (
 
 @dataclass(frozen=True, slots=True)
 class BoundRows:
-    """A step's rows, and for each site and tile the record of its adapter: int64 [num_sites, max_tiles, 4]."""
+    """A step's rows, and for each site and entry the record of its adapter: int64 [num_sites, max_entries, 4]."""
 
     rows: RowsView
     records: torch.Tensor
@@ -58,11 +59,12 @@ class LoraKernels:
 
     def bind(self, rows: RowsView) -> BoundRows:
         """Look up the step's adapters, once for all sites; in a captured graph, a node at its start."""
-        tables, num_tiles = self._tables, max(1, rows.max_tiles)
-        records = torch.empty(self._num_sites, num_tiles, 4, dtype=torch.int64, device=rows.words.device)
+        tables, num_tiles, num_entries = self._tables, max(1, rows.max_tiles), max(1, rows.max_entries)
+        records = torch.empty(self._num_sites, num_entries, 4, dtype=torch.int64, device=rows.words.device)
         bind_kernel[(self._num_sites, -(-num_tiles // 64))](
-            records, rows.words, rows.capacity, num_tiles, self._num_sites,
-            tables.a_offsets, tables.b_offsets, tables.ranks, tables.scales, BLOCK=64, num_warps=2,
+            records, rows.words, rows.capacity, num_tiles, num_entries, self._num_sites,
+            tables.a_offsets, tables.b_offsets, tables.ranks, tables.scales,
+            BLOCK=64, MOST_PARTS=1 << rows.most_form, num_warps=2,
         )  # fmt: skip
         return BoundRows(rows, records)
 
@@ -122,13 +124,20 @@ class LoraKernels:
         assert x.is_contiguous(), "rows lie one after the other"
         assert x.shape == (rows.capacity, group.in_features), (x.shape, rows.capacity, group.in_features)
         split_k = -(-group.in_features // (cut.splits * cut.block_k)) * cut.block_k
-        splits = -(-group.in_features // split_k)
-        t = torch.empty(splits, rows.capacity, count * bound.width, dtype=torch.float32, device=x.device)
-        num_items = rows.max_tiles * count * splits
-        shrink_kernel[(min(num_items, cut.num_programs),)](
-            x, t, self._memory, *bound.arguments(), rows.words, rows.max_tiles, *_three(group.sites),
-            group.in_features, split_k, t.stride(0), t.stride(1), bound.width,
-            P=count, SPLITS=splits, R=rows.rank_block, TILE=rows.tile_rows, BK=cut.block_k,
+        t = torch.empty(cut.splits, rows.capacity, count * bound.width, dtype=torch.float32, device=x.device)
+        shape = (*_three(group.sites), group.in_features, split_k, t.stride(0), t.stride(1), bound.width)
+        if rows.is_decode:
+            num_items = rows.max_entries * count * cut.splits // 2
+            decode_shrink_kernel[(min(num_items, cut.num_programs),)](
+                x, t, self._memory, *bound.arguments(), rows.words, rows.max_entries, *shape,
+                P=count, SPLITS=cut.splits, BK=cut.block_k, STAGES=cut.stages, PRECISION=self._precision,
+                num_warps=cut.num_warps, maxnreg=cut.max_registers,
+            )  # fmt: skip
+            return t
+        num_items = rows.max_tiles * count * cut.splits
+        prompt_shrink_kernel[(min(num_items, cut.num_programs),)](
+            x, t, self._memory, *bound.arguments(), rows.words, rows.max_tiles, *shape,
+            P=count, SPLITS=cut.splits, R=rows.rank_block, TILE=rows.tile_rows, BK=cut.block_k,
             STAGES=cut.stages, PRECISION=self._precision, num_warps=cut.num_warps,
         )  # fmt: skip
         return t
@@ -139,13 +148,22 @@ class LoraKernels:
         """scale B t, [rows, sum of out] in `dtype`, from what `shrink` returned."""
         rows, outs = bound.rows, _three(group.out_features)
         d = torch.empty(rows.capacity, group.num_out, dtype=dtype, device=t.device)
+        records = (*bound.arguments(), bound.records.view(torch.float32), rows.words)
+        shape = (*_three(group.sites), *outs, t.stride(0), t.stride(1), bound.width)
+        if rows.is_decode:
+            assert all(width % 2 == 0 for width in outs), f"a line holds two columns, of {outs}"
+            num_items = rows.max_entries * sum(-(-width // (2 * cut.block_n)) for width in outs)
+            decode_expand_kernel[(min(num_items, cut.num_programs),)](
+                d, t, self._memory, *records, rows.max_entries, *shape,
+                SPLITS=t.shape[0], LINES=cut.block_n, MOST_FORM=max(1, rows.most_form), FEW=FEW_ROWS,
+                PRECISION=self._precision, num_warps=cut.num_warps, maxnreg=cut.max_registers,
+            )  # fmt: skip
+            return d
         num_items = rows.max_tiles * sum(-(-width // cut.block_n) for width in outs)
-        expand_kernel[(min(num_items, cut.num_programs),)](
-            d, t, self._memory, *bound.arguments(), bound.records.view(torch.float32), rows.words, rows.max_tiles,
-            *_three(group.sites), *outs, t.stride(0), t.stride(1), bound.width,
-            SPLITS=t.shape[0], SPAN=triton.next_power_of_2(t.shape[0]), R=rows.rank_block, TILE=rows.tile_rows,
-            FEW=FEW_ROWS, BN=cut.block_n, PRECISION=self._precision, num_warps=cut.num_warps,
-            maxnreg=cut.max_registers,
+        prompt_expand_kernel[(min(num_items, cut.num_programs),)](
+            d, t, self._memory, *records, rows.max_tiles, *shape,
+            SPLITS=t.shape[0], R=rows.rank_block, TILE=rows.tile_rows, BN=cut.block_n, PRECISION=self._precision,
+            num_warps=cut.num_warps,
         )  # fmt: skip
         return d
 

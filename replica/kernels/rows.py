@@ -1,8 +1,13 @@
 """Which rows of a step belong to which slot, as one run of int32 words that the kernels read. Knows no weights.
 
-The rows are cut into *tiles*: neighbouring rows of one slot, or of none; every row lies in exactly one. The words of a
-step with room for `capacity` rows: a head of `HEAD` words, the first of which is the number of tiles, then three arrays
-of `capacity` words: the first row, the end and the slot (`NONE`: base only) of each tile.
+The rows are cut into *tiles*: neighbouring rows of one slot, or of none; every row lies in exactly one. A tile is the
+work of one or more *entries*, all of about the same number of bytes: in a step of few rows a tile has the *form* of its
+adapter's largest rank, and 2^form entries, each a part of its columns and ranks. Form 0 is rank 8 or less, 1 is 16, 2
+is 32, and so on. In a step of many rows each tile is one entry.
+
+The words of a step with room for `capacity` rows: a head of `HEAD` words, of which the first two are the numbers of
+tiles and of entries, then four arrays of `capacity` words: the first row, the end, the slot (`NONE`: base only) and, in
+one, the form (`FORM_BITS` bits) and the number of entries before it, of each tile.
 """
 
 from collections.abc import Sequence
@@ -13,7 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 HEAD = 4
-NUM_ARRAYS = 3
+NUM_ARRAYS = 4
+FORM_BITS = 3
+NARROW_RANK = 8
+"""The largest rank of form 0."""
 NONE = -1
 MAX_RANK = 256
 DECODE_TILE = 16
@@ -48,13 +56,28 @@ class RowsView:
     max_rank: int
 
     @property
+    def is_decode(self) -> bool:
+        """Whether it is a step of few rows, as most are in which everybody decodes."""
+        return self.capacity <= MAX_DECODE_ROWS
+
+    @property
     def tile_rows(self) -> int:
         return tile_rows_for(self.capacity)
 
     @property
+    def most_form(self) -> int:
+        """The form of the largest rank; 0 in a step of many rows."""
+        return form_of(self.max_rank) if self.is_decode else 0
+
+    @property
+    def max_entries(self) -> int:
+        """An upper bound."""
+        return self.max_tiles << self.most_form
+
+    @property
     def rank_block(self) -> int:
         """Rows of A that a program takes at a time: 16, which matrix units want at least, or more for prompts."""
-        if self.capacity <= MAX_DECODE_ROWS or self.max_rank <= 16:
+        if self.is_decode or self.max_rank <= 16:
             return 16
         return 32 if self.max_rank <= 32 else 64
 
@@ -74,6 +97,11 @@ def tile_rows_for(num_rows: int) -> int:
     return DECODE_TILE if num_rows <= MAX_DECODE_ROWS else PROMPT_TILE
 
 
+def form_of(rank: int) -> int:
+    """The form of an adapter of this rank."""
+    return max(0, (-(-rank // NARROW_RANK) - 1).bit_length())
+
+
 def pack_rows(segments: Sequence[RowSegment], capacity: int, out: Words) -> int:
     """Fill `out`, of at least `num_words(capacity)`; returns the number of tiles. Vectorised; writes every word.
 
@@ -81,30 +109,37 @@ def pack_rows(segments: Sequence[RowSegment], capacity: int, out: Words) -> int:
     """
     words = out[: num_words(capacity)]
     words[:] = NONE
-    starts, ends, slots = _runs(segments, capacity).T
+    starts, ends, slots, ranks = _runs(segments, capacity).T
     assert (starts[1:] == ends[:-1]).all(), "segments are in order and do not overlap"
-    tile_rows = tile_rows_for(capacity)
+    forms, tile_rows = np.zeros_like(ranks), np.full_like(ranks, tile_rows_for(capacity))
+    if capacity <= MAX_DECODE_ROWS:
+        forms = np.searchsorted(NARROW_RANK << np.arange(1 << FORM_BITS), ranks)
+        tile_rows = np.where(forms == 0, DECODE_TILE // 2, DECODE_TILE >> np.maximum(forms - 1, 0))
     counts = -(-(ends - starts) // tile_rows)
     run_of = np.repeat(np.arange(len(starts)), counts)
     nth = np.arange(len(run_of)) - np.repeat(np.cumsum(counts) - counts, counts)
-    firsts = starts[run_of] + nth * tile_rows
+    firsts = starts[run_of] + nth * tile_rows[run_of]
+    num_entries = 1 << forms[run_of]
+    entries_before = np.cumsum(num_entries) - num_entries
     words[0] = num_tiles = len(run_of)
+    words[1] = num_entries.sum()
     arrays = words[HEAD:].reshape(NUM_ARRAYS, capacity)[:, :num_tiles]
-    arrays[0], arrays[1], arrays[2] = firsts, np.minimum(firsts + tile_rows, ends[run_of]), slots[run_of]
+    arrays[0], arrays[1], arrays[2] = firsts, np.minimum(firsts + tile_rows[run_of], ends[run_of]), slots[run_of]
+    arrays[3] = entries_before << FORM_BITS | forms[run_of]
     return num_tiles
 
 
 def _runs(segments: Sequence[RowSegment], capacity: int) -> NDArray[np.int64]:
-    """(start, end, slot) of segments and of the gaps between them, [num_runs, 3]."""
-    runs: list[tuple[int, int, int]] = []
+    """(start, end, slot, largest rank) of segments and of the gaps between them, [num_runs, 4]."""
+    runs: list[tuple[int, int, int, int]] = []
     row = 0
     for segment in segments:
         assert segment.max_rank <= MAX_RANK, f"rank {segment.max_rank}"
         if segment.start > row:
-            runs.append((row, segment.start, NONE))
-        runs.append((segment.start, segment.end, segment.slot))
+            runs.append((row, segment.start, NONE, 0))
+        runs.append((segment.start, segment.end, segment.slot, segment.max_rank))
         row = segment.end
     assert row <= capacity, f"segments reach to row {row}, the step has {capacity}"
     if row < capacity:
-        runs.append((row, capacity, NONE))
-    return np.array(runs, dtype=np.int64).reshape(-1, 3)
+        runs.append((row, capacity, NONE, 0))
+    return np.array(runs, dtype=np.int64).reshape(-1, 4)

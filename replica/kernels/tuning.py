@@ -5,11 +5,11 @@ The figures behind them: `benchmarks/gpu_kernels.py --tune`.
 
 from dataclasses import dataclass
 
-from replica.kernels.rows import MAX_DECODE_ROWS, RowsView
+from replica.kernels.rows import RowsView
 
 MAX_PRODUCT_ROWS = 128
 EXPAND_ELEMENTS = 4096
-"""Of B, that a program of the expand holds at a time: columns by rank."""
+"""Of B, that a program of the expand takes at a time: columns by rank."""
 
 MAX_PARTS_BY_RANK = 128
 """Parts of K by rank in a step of many rows: the expand takes them through shared memory, all at once."""
@@ -24,13 +24,18 @@ class ShrinkConfig:
     stages: int
     num_programs: int
     num_warps: int
+    max_registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ExpandConfig:
-    """`block_n` columns at a time; `max_registers` a thread, None as many as the compiler likes."""
+    """`block_n` columns at a time, or lines in a step of few rows, of which `stages` items are on the way.
+
+    `max_registers` a thread, None as many as the compiler likes.
+    """
 
     block_n: int
+    stages: int
     num_programs: int
     num_warps: int
     max_registers: int | None = None
@@ -49,9 +54,9 @@ class ProductConfig:
 
 def shrink_config(rows: RowsView, num_projections: int, in_features: int, num_processors: int) -> ShrinkConfig:
     """Few tiles take K in more parts, a power of two, so that the device is full whatever the batch."""
-    most = max(1, min(8, in_features // 512))
-    if rows.capacity <= MAX_DECODE_ROWS:
-        return ShrinkConfig(most, 128, 4, 8 * num_processors, 2)
+    most = max(2, min(8, in_features // 512))
+    if rows.is_decode:
+        return ShrinkConfig(1 << (most.bit_length() - 1), 128, 4, 8 * num_processors, 2)
     num_tiles = -(-rows.capacity // rows.tile_rows)
     wanted = max(1, 4 * num_processors // (num_tiles * num_projections))
     splits = min(most, wanted, MAX_PARTS_BY_RANK // rows.rank_block)
@@ -60,8 +65,9 @@ def shrink_config(rows: RowsView, num_projections: int, in_features: int, num_pr
 
 def expand_config(rows: RowsView, num_processors: int) -> ExpandConfig:
     """Few registers a thread in steps of few rows, so that many programs share the processors that the base leaves."""
-    max_registers = 128 if rows.capacity <= MAX_DECODE_ROWS else None
-    return ExpandConfig(EXPAND_ELEMENTS // rows.rank_block, 4 * num_processors, 4, max_registers)
+    if rows.is_decode:
+        return ExpandConfig(EXPAND_ELEMENTS // 16, 3, 4 * num_processors, 4, 128)
+    return ExpandConfig(EXPAND_ELEMENTS // rows.rank_block, 1, 4 * num_processors, 4)
 
 
 def product_config(num_rows: int, num_out: int, num_processors: int) -> ProductConfig | None:

@@ -1,12 +1,8 @@
-"""The two halves of grouped LoRA as Triton kernels: t = A x, then d = scale B t, row by row with the row's adapter.
+"""The two halves of grouped LoRA for steps of many rows: t = A x, then d = scale B t, by the matrix units.
 
-`bind_kernel` looks up, once a step, where each tile's adapter lies at each site; the others read that one record of
-32 bytes. A program works on items of (tile, projection, part of K) or (tile, block of columns), one after the other,
-so that the grid has a fixed size whatever the step turns out to be. They run beside the base product, which leaves them
-few multiprocessors, so what counts is how many bytes each has on the way. The shrink uses the matrix units whatever the
-number of rows, as that takes few registers; the expand sums products where a tile has few rows (decode, each another
-tenant). Each value is summed in one order: no atomics, and results do not depend on timing. What is computed is that of
-Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).
+A program works on items of (tile, projection, part of K) or (tile, block of columns), one after the other, so that the
+grid has a fixed size whatever the step turns out to be. Each value is summed in one order: no atomics, and results do
+not depend on timing. What is computed is that of Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).
 """
 
 # Triton kernels are traced: types are those of tensors on the device.
@@ -15,49 +11,7 @@ Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).
 import triton
 import triton.language as tl
 
-from replica.kernels.rows import HEAD
-
-_HEAD = tl.constexpr(HEAD)
-UNIT = tl.constexpr(32)
-"""Records count offsets in steps of so many elements, since images are aligned: so the compiler knows, too."""
-
-
-@triton.jit(do_not_specialize=["capacity", "max_tiles", "num_sites"])
-def bind_kernel(
-    records, words, capacity, max_tiles, num_sites, a_offsets, b_offsets, ranks, scales, BLOCK: tl.constexpr
-):
-    """records[site, tile] = (offset of A, offset of B, both in units; rank and scale; first row and end), int64.
-
-    Grid: (sites, blocks of tiles). A tile that has no adapter, or whose adapter leaves the site alone, has rank 0.
-    """
-    site = tl.program_id(0)
-    tile = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    exists = tile < tl.minimum(tl.load(words), max_tiles)
-    start = tl.load(words + _HEAD + tile, mask=exists, other=0)
-    end = tl.load(words + _HEAD + capacity + tile, mask=exists, other=0)
-    slot = tl.load(words + _HEAD + 2 * capacity + tile, mask=exists, other=-1)
-    entry = tl.maximum(slot, 0).to(tl.int64) * num_sites + site
-    has_slot = slot >= 0
-    rank = tl.load(ranks + entry, mask=has_slot, other=0)
-    scale = tl.load(scales + entry, mask=has_slot, other=0.0).to(tl.int32, bitcast=True)
-    out = records + (site * max_tiles + tile) * 4
-    kept = tile < max_tiles
-    tl.store(out, tl.load(a_offsets + entry, mask=has_slot, other=0) // UNIT, mask=kept)
-    tl.store(out + 1, tl.load(b_offsets + entry, mask=has_slot, other=0) // UNIT, mask=kept)
-    tl.store(out + 2, _both(rank, scale), mask=kept)
-    tl.store(out + 3, _both(start, end), mask=kept)
-
-
-@triton.jit
-def _both(low, high):
-    """Two int32 in one int64."""
-    return (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
-
-
-@triton.jit
-def pick(p, first, second, third):
-    """The p-th of three."""
-    return tl.where(p == 0, first, tl.where(p == 1, second, third))
+from replica.kernels.bind import UNIT, pick, rank_of
 
 
 @triton.jit
@@ -88,14 +42,14 @@ def _shrink_record(
     exists = item < num_items
     record = pick(item % P, site0, site1, site2) * max_tiles + item // (P * SPLITS)
     a_offset = tl.load(records + record * 4, mask=exists, other=0)
-    rank = tl.load(words32 + record * 8 + 4, mask=exists, other=0)
+    rank = rank_of(tl.load(words32 + record * 8 + 4, mask=exists, other=0))
     start = tl.load(words32 + record * 8 + 6, mask=exists, other=0)
     end = tl.load(words32 + record * 8 + 7, mask=exists, other=0)
     return a_offset, rank, start, end
 
 
 @triton.jit(do_not_specialize=["max_tiles", "site0", "site1", "site2"])
-def shrink_kernel(
+def prompt_shrink_kernel(
     x, t, memory, records, words32, words, max_tiles, site0, site1, site2, K, split_k, T_SPLIT, T_STRIDE, R_MAX,
     P: tl.constexpr, SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BK: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
@@ -135,7 +89,7 @@ def _expand_record(item, num_items, records, words32, floats, max_tiles, num_blo
     p = (block >= blocks0).to(tl.int32) + (block >= blocks01).to(tl.int32)
     record = pick(p, s0, s1, s2) * max_tiles + item // num_blocks
     b_offset = tl.load(records + record * 4 + 1, mask=exists, other=0)
-    rank = tl.load(words32 + record * 8 + 4, mask=exists, other=0)
+    rank = rank_of(tl.load(words32 + record * 8 + 4, mask=exists, other=0))
     scale = tl.load(floats + record * 8 + 5, mask=exists, other=0.0)
     start = tl.load(words32 + record * 8 + 6, mask=exists, other=0)
     end = tl.load(words32 + record * 8 + 7, mask=exists, other=0)
@@ -162,46 +116,11 @@ def _sum_parts(t, mask, T_SPLIT, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _own(t, rank, T_SPLIT, SPLITS: tl.constexpr, SPAN: tl.constexpr, R: tl.constexpr):
-    """t[0:R] of one row; its parts are spread over the threads, which keeps registers free. SPAN: SPLITS or more."""
-    r = tl.arange(0, R)
-    split = tl.arange(0, SPAN)
-    mask = (split < SPLITS)[:, None] & (r < rank)[None, :]
-    return tl.sum(tl.load(t + split[:, None] * T_SPLIT + r[None, :], mask=mask, other=0.0), axis=0)
-
-
-@triton.jit
-def _expand_few_rows(
-    d, t, own, values, b_offset, rank, scale, start, end, first_column, width, num_out, memory, T_SPLIT, T_STRIDE,
-    SPLITS: tl.constexpr, SPAN: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """d[row, columns] = scale B[columns] t[row], row by row.
-
-    `values` is B's first level, `own` that of t for the first row; a row's own is on its way while the one before is
-    computed.
-    """
-    columns = first_column + tl.arange(0, BN)
-    t += start.to(tl.int64) * T_STRIDE
-    d += start.to(tl.int64) * num_out
-    for row in range(start, end):
-        next_own = _own(t + T_STRIDE, tl.where(row + 1 < end, rank, 0), T_SPLIT, SPLITS, SPAN, R)
-        sums = tl.sum(values.to(tl.float32) * own[None, :], axis=1)
-        for level in range(R, rank, R):
-            more_own = _own(t + level, rank - level, T_SPLIT, SPLITS, SPAN, R)
-            more = _load_b(b_offset, rank, first_column, width, level, memory, R, BN)
-            sums += tl.sum(more.to(tl.float32) * more_own[None, :], axis=1)
-        tl.store(d + columns, (sums * scale).to(d.dtype.element_ty), mask=columns < width)
-        t += T_STRIDE
-        d += num_out
-        own = next_own
-
-
-@triton.jit
 def _expand_rows(
     d, t, values, b_offset, rank, scale, start, end, first_column, width, num_out, memory, T_SPLIT, T_STRIDE,
     SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The same for the rows [start, end) of a tile."""
+    """d[row, columns] = scale B[columns] t[row] for the rows [start, end) of a tile; `values` is B's first level."""
     rows = start.to(tl.int64) + tl.arange(0, TILE)
     columns = first_column + tl.arange(0, BN)
     in_rows = (rows < end)[:, None]
@@ -219,17 +138,16 @@ def _expand_rows(
 
 
 @triton.jit(do_not_specialize=["max_tiles", "site0", "site1", "site2"])
-def expand_kernel(
+def prompt_expand_kernel(
     d, t, memory, records, words32, floats, words, max_tiles, site0, site1, site2, out0, out1, out2,
     T_SPLIT, T_STRIDE, R_MAX,
-    SPLITS: tl.constexpr, SPAN: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, FEW: tl.constexpr,
-    BN: tl.constexpr, PRECISION: tl.constexpr,
+    SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """d[row, columns of p] = scale B_p t[row], and 0 for rows and projections without LoRA.
 
     `d` is [rows, columns of all]. Rows of B lie so many elements apart as the rank in steps of eight, so that loads are
-    16 bytes wide; what fills a row up is zero. While an item is computed, the B and t of the next one are on their way,
-    and the record of the one after.
+    16 bytes wide; what fills a row up is zero. While an item is computed, the B of the next one is on its way, and the
+    record of the one after.
     """
     blocks0 = tl.cdiv(out0, BN)
     blocks01 = blocks0 + tl.cdiv(out1, BN)
@@ -246,7 +164,6 @@ def expand_kernel(
     )
     column = (first % num_blocks - pick(p, 0, blocks0, blocks01)) * BN
     values = _load_b(b_offset, rank, column, pick(p, out0, out1, out2), 0, memory, R, BN)
-    own = _own(t + start.to(tl.int64) * T_STRIDE + p * R_MAX, rank, T_SPLIT, SPLITS, SPAN, R)
     for item in range(first, num_items, step):
         after_p, after_b, after_rank, after_scale, after_start, after_end = _expand_record(
             item + 2 * step, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01,
@@ -254,22 +171,14 @@ def expand_kernel(
         )  # fmt: skip
         next_column = ((item + step) % num_blocks - pick(next_p, 0, blocks0, blocks01)) * BN
         next_values = _load_b(next_b, next_rank, next_column, pick(next_p, out0, out1, out2), 0, memory, R, BN)
-        next_t = t + next_start.to(tl.int64) * T_STRIDE + next_p * R_MAX
-        next_own = _own(next_t, next_rank, T_SPLIT, SPLITS, SPAN, R)
         out = d + pick(p, 0, out0, out0 + out1)
         width = pick(p, out0, out1, out2)
-        if end - start <= FEW:
-            _expand_few_rows(
-                out, t + p * R_MAX, own, values, b_offset, rank, scale, start, end, column, width, num_out, memory,
-                T_SPLIT, T_STRIDE, SPLITS, SPAN, R, BN,
-            )  # fmt: skip
-        else:
-            _expand_rows(
-                out, t + p * R_MAX, values, b_offset, rank, scale, start, end, column, width, num_out, memory, T_SPLIT,
-                T_STRIDE, SPLITS, R, TILE, BN, PRECISION,
-            )  # fmt: skip
+        _expand_rows(
+            out, t + p * R_MAX, values, b_offset, rank, scale, start, end, column, width, num_out, memory, T_SPLIT,
+            T_STRIDE, SPLITS, R, TILE, BN, PRECISION,
+        )  # fmt: skip
         p, b_offset, rank, scale, start, end = next_p, next_b, next_rank, next_scale, next_start, next_end
         next_p, next_b, next_rank, next_scale, next_start, next_end = (
             after_p, after_b, after_rank, after_scale, after_start, after_end,
         )  # fmt: skip
-        values, own, column = next_values, next_own, next_column
+        values, column = next_values, next_column

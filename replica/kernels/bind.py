@@ -1,0 +1,83 @@
+"""Where each entry's adapter lies at each site: looked up once a step, read by every other kernel. Triton.
+
+A *record* is 32 bytes: the offsets of A and B (int64, in steps of `UNIT` elements, since images are aligned: so the
+compiler knows it, too), a word of `RANK_BITS` bits of rank, `FORM_BITS` of form and the part, the scale as a float32,
+and the first row and the end of the tile.
+"""
+
+# Triton kernels are traced: types are those of tensors on the device.
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+import triton
+import triton.language as tl
+
+from replica.kernels.rows import FORM_BITS, HEAD
+
+_HEAD = tl.constexpr(HEAD)
+_FORM_BITS = tl.constexpr(FORM_BITS)
+_FORM_MASK = tl.constexpr((1 << FORM_BITS) - 1)
+RANK_BITS = 9
+_RANK_MASK = tl.constexpr((1 << RANK_BITS) - 1)
+_FORM_UNIT = tl.constexpr(1 << RANK_BITS)
+_PART_UNIT = tl.constexpr(1 << (RANK_BITS + FORM_BITS))
+UNIT = tl.constexpr(32)
+
+
+@triton.jit(do_not_specialize=["capacity", "max_tiles", "max_entries", "num_sites"])
+def bind_kernel(
+    records, words, capacity, max_tiles, max_entries, num_sites, a_offsets, b_offsets, ranks, scales,
+    BLOCK: tl.constexpr, MOST_PARTS: tl.constexpr,
+):  # fmt: skip
+    """records[site, entry], int64 [num_sites, max_entries, 4]; those behind the last entry are not written.
+
+    Grid: (sites, blocks of tiles). A tile that has no adapter, or whose adapter leaves the site alone, has rank 0.
+    """
+    site = tl.program_id(0)
+    tile = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    exists = tile < tl.minimum(tl.load(words), max_tiles)
+    start = tl.load(words + _HEAD + tile, mask=exists, other=0)
+    end = tl.load(words + _HEAD + capacity + tile, mask=exists, other=0)
+    slot = tl.load(words + _HEAD + 2 * capacity + tile, mask=exists, other=-1)
+    shape = tl.load(words + _HEAD + 3 * capacity + tile, mask=exists, other=0)
+    form = shape & _FORM_MASK
+    at = tl.maximum(slot, 0).to(tl.int64) * num_sites + site
+    has_slot = slot >= 0
+    rank = tl.load(ranks + at, mask=has_slot, other=0)
+    scale = tl.load(scales + at, mask=has_slot, other=0.0).to(tl.int32, bitcast=True)
+    a_offset = tl.load(a_offsets + at, mask=has_slot, other=0) // UNIT
+    b_offset = tl.load(b_offsets + at, mask=has_slot, other=0) // UNIT
+    rows = _both(start, end)
+    for part in tl.static_range(0, MOST_PARTS):
+        out = records + (site * max_entries + (shape >> _FORM_BITS) + part) * 4
+        kept = exists & ((part >> form) == 0)
+        tl.store(out, a_offset, mask=kept)
+        tl.store(out + 1, b_offset, mask=kept)
+        tl.store(out + 2, _both(rank + form * _FORM_UNIT + part * _PART_UNIT, scale), mask=kept)
+        tl.store(out + 3, rows, mask=kept)
+
+
+@triton.jit
+def _both(low, high):
+    """Two int32 in one int64."""
+    return (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
+
+
+@triton.jit
+def pick(p, first, second, third):
+    """The p-th of three."""
+    return tl.where(p == 0, first, tl.where(p == 1, second, third))
+
+
+@triton.jit
+def rank_of(word):
+    return word & _RANK_MASK
+
+
+@triton.jit
+def form_of(word):
+    return word // _FORM_UNIT & _FORM_MASK
+
+
+@triton.jit
+def part_of(word):
+    return word // _PART_UNIT

@@ -1,0 +1,279 @@
+"""The two halves of grouped LoRA for steps of few rows, most of them of another tenant: t = A x, then d = scale B t.
+
+They run beside the base product, which leaves them few multiprocessors, so what counts is how many bytes each has on
+the way and how few instructions those cost. So a program works on items that all take as many bytes, whatever the
+rank: an adapter of another rank is read as if it had 16 (`form`, see `rows.py`). With rank 8 or less a line of 16
+values holds two columns of B, and A comes as two parts of K; with 32, a line is half a column. The shrink uses the
+matrix units whatever the number of rows, as that takes few registers; the expand sums products where a tile has few rows
+(decode, each another tenant).
+
+Each value is summed in one order: no atomics, and results do not depend on timing or neighbours. What is computed is
+that of Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).
+"""
+
+# Triton kernels are traced: types are those of tensors on the device.
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+import triton
+import triton.language as tl
+
+from replica.kernels.bind import UNIT, form_of, part_of, pick, rank_of
+
+LINE = tl.constexpr(16)
+HALF = tl.constexpr(8)
+
+
+@triton.jit
+def _shrink_item(
+    item, num_items, records, words32, max_entries, site0, site1, site2, P: tl.constexpr, ITEMS: tl.constexpr
+):
+    """(offset of A in units, word, first row, end) of an item; rank 0 beyond the last one."""
+    exists = item < num_items
+    record = pick(item % P, site0, site1, site2) * max_entries + item // (P * ITEMS)
+    a_offset = tl.load(records + record * 4, mask=exists, other=0)
+    word = tl.load(words32 + record * 8 + 4, mask=exists, other=0)
+    start = tl.load(words32 + record * 8 + 6, mask=exists, other=0)
+    end = tl.load(words32 + record * 8 + 7, mask=exists, other=0)
+    return a_offset, word, start, end
+
+
+@triton.jit(do_not_specialize=["max_entries", "site0", "site1", "site2"])
+def decode_shrink_kernel(
+    x, t, memory, records, words32, words, max_entries, site0, site1, site2, K, split_k, T_SPLIT, T_STRIDE, R_MAX,
+    P: tl.constexpr, SPLITS: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """t[split, row, p R_MAX + r] = A_p[r] x[row] over one part of K.
+
+    `x` is [rows, K], `t` float32, `words32` the records as int32. An item is 16 ranks by one of SPLITS parts of K, or 8
+    by two; an entry has half of the parts of K, or all. The projections of an entry are neighbours, so that `x` comes
+    from memory once. Each item's record is on its way while the one before is computed.
+    """
+    ITEMS: tl.constexpr = SPLITS // 2
+    num_items = tl.load(words + 1) * (P * ITEMS)
+    first = tl.program_id(0)
+    step = tl.num_programs(0)
+    a_offset, word, start, end = _shrink_item(
+        first, max_entries * (P * ITEMS), records, words32, max_entries, site0, site1, site2, P, ITEMS
+    )
+    n = tl.arange(0, LINE)
+    for item in range(first, num_items, step):
+        next_a, next_word, next_start, next_end = _shrink_item(
+            item + step, num_items, records, words32, max_entries, site0, site1, site2, P, ITEMS
+        )
+        rank = rank_of(word)
+        part = part_of(word)
+        is_narrow = form_of(word) == 0
+        nth = item // P % ITEMS
+        group = tl.where(is_narrow, n // HALF, 0)
+        split = tl.where(is_narrow, 2 * nth, (part & 1) * ITEMS + nth) + group
+        row = n - group * HALF
+        r = tl.where(is_narrow, 0, (part >> 1) * LINE) + row
+        is_row = start + row < end
+        is_rank = r < rank
+        k0 = split * split_k
+        length = tl.minimum(k0 + split_k, K) - k0
+        x_rows = x + (start + row).to(tl.int64) * K + k0
+        a_rows = memory + a_offset * UNIT + r * K + k0
+        sums = tl.zeros([LINE, LINE], dtype=tl.float32)
+        for k in tl.range(0, tl.where((part >> 1) * LINE < rank, split_k, 0), BK, num_stages=STAGES):
+            ks = k + tl.arange(0, BK)
+            inside = ks[None, :] < length[:, None]
+            x_tile = tl.load(x_rows[:, None] + ks[None, :], mask=is_row[:, None] & inside, other=0.0)
+            a_tile = tl.load(a_rows[:, None] + ks[None, :], mask=is_rank[:, None] & inside, other=0.0)
+            sums = tl.dot(x_tile, tl.trans(a_tile), sums, input_precision=PRECISION)
+        out = t + split * T_SPLIT + (start + row).to(tl.int64) * T_STRIDE + (item % P) * R_MAX
+        kept = (is_row[:, None] & is_rank[None, :]) & (group[:, None] == group[None, :])
+        tl.store(out[:, None] + r[None, :], sums, mask=kept)
+        a_offset, word, start, end = next_a, next_word, next_start, next_end
+
+
+@triton.jit
+def _expand_item(item, num_items, records, words32, floats, max_entries, num_blocks, blocks0, blocks01, s0, s1, s2):
+    """(projection, offset of B in units, word, scale, first row, end) of an item; rank 0 beyond the last one."""
+    exists = item < num_items
+    block = item % num_blocks
+    p = (block >= blocks0).to(tl.int32) + (block >= blocks01).to(tl.int32)
+    record = pick(p, s0, s1, s2) * max_entries + item // num_blocks
+    b_offset = tl.load(records + record * 4 + 1, mask=exists, other=0)
+    word = tl.load(words32 + record * 8 + 4, mask=exists, other=0)
+    scale = tl.load(floats + record * 8 + 5, mask=exists, other=0.0)
+    start = tl.load(words32 + record * 8 + 6, mask=exists, other=0)
+    end = tl.load(words32 + record * 8 + 7, mask=exists, other=0)
+    return p, b_offset, word, scale, start, end
+
+
+@triton.jit
+def _own(t, rank, T_SPLIT, SPLITS: tl.constexpr, R: tl.constexpr):
+    """t[0:R] of a row."""
+    r = tl.arange(0, R)
+    split = tl.arange(0, SPLITS)
+    return tl.sum(tl.load(t + split[None, :] * T_SPLIT + r[:, None], mask=(r < rank)[:, None], other=0.0), axis=1)
+
+
+@triton.jit
+def _line_own(t, rank, form, T_SPLIT, SPLITS: tl.constexpr):
+    """What the values of a line are weighed with, in parts [LINE, SPLITS]; twice t[0:8] where it holds two columns.
+
+    The parts of a value are neighbours: the other way round, the compiler spreads B over the threads as it does these.
+    """
+    value = tl.arange(0, LINE)
+    r = tl.where(form == 0, value % HALF, value)
+    split = tl.arange(0, SPLITS)
+    return tl.load(t + split[None, :] * T_SPLIT + r[:, None], mask=(r < rank)[:, None], other=0.0)
+
+
+@triton.jit
+def _store_row(d, y, width):
+    column = tl.arange(0, y.numel)
+    tl.store(d + column, y.to(d.dtype.element_ty), mask=column < width)
+
+
+@triton.jit
+def _expand_lines(
+    d, t, values, parts, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS: tl.constexpr
+):
+    """d[row, columns] for the rows of a tile with rank 16 or less; a row's t is on its way while the one before is
+    computed. `parts` is that of the first.
+    """
+    for row in range(num_rows):
+        t += T_STRIDE
+        next_parts = _line_own(t, tl.where(row + 1 < num_rows, rank, 0), form, T_SPLIT, SPLITS)
+        weighed = values.to(tl.float32) * tl.sum(parts, axis=1)[None, :]
+        if form == 0:
+            pairs = tl.reshape(weighed, (2 * values.shape[0], HALF))
+            _store_row(d, tl.sum(pairs, axis=1) * scale, width)
+        else:
+            _store_row(d, tl.sum(weighed, axis=1) * scale, width)
+        d += num_out
+        parts = next_parts
+
+
+@triton.jit
+def _expand_wide(
+    d, t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS: tl.constexpr, R: tl.constexpr
+):
+    """The same for ranks up to R, of which a column takes several lines."""
+    columns = tl.reshape(values, (values.numel // R, R))
+    for _ in range(num_rows):
+        own = _own(t, rank, T_SPLIT, SPLITS, R)
+        _store_row(d, tl.sum(columns.to(tl.float32) * own[None, :], axis=1) * scale, width)
+        t += T_STRIDE
+        d += num_out
+
+
+@triton.jit
+def _expand_many(
+    d, t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE,
+    SPLITS: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same for many rows of rank 16 or less, more than 8 where a line is a column: by the matrix units."""
+    row = tl.arange(0, LINE)[:, None]
+    r = tl.arange(0, LINE)[None, :]
+    kept = (row < num_rows) & (r < rank)
+    t_rows = t + row * T_STRIDE + r
+    own = tl.load(t_rows, mask=kept, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        own += tl.load(t_rows + split * T_SPLIT, mask=kept, other=0.0)
+    sums = tl.dot((own * scale).to(values.dtype), tl.trans(values), input_precision=PRECISION)
+    column = tl.arange(0, LINES)[None, :]
+    tl.store(d + row * num_out + column, sums.to(d.dtype.element_ty), mask=(row < num_rows) & (column < width))
+
+
+@triton.jit
+def _fetch(
+    item, p, b_offset, word, start, t, memory, num_blocks, blocks0, blocks01, out0, out1, out2,
+    T_SPLIT, T_STRIDE, R_MAX,
+    SPLITS: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """(first column, columns of the projection from there on, lines of B [LINES, LINE], parts of the first row's t)."""
+    rank, form = rank_of(word), form_of(word)
+    is_narrow = form == 0
+    stride = (rank + 7) // 8 * 8
+    before = pick(p, 0, blocks0, blocks01)
+    whole = pick(p, blocks0, blocks01, num_blocks) - before
+    column = (part_of(word) * whole + item % num_blocks - before) * ((2 * LINES) >> form)
+    width = pick(p, out0, out1, out2) - column
+    # Line l holds columns 2 l and 2 l + 1, or ranks 16 g and on of a column, g being its place among the column's.
+    line = tl.arange(0, LINES)
+    shift = tl.maximum(form - 1, 0)
+    nth = line >> shift
+    r = ((line & ((1 << shift) - 1)) * LINE)[:, None] + tl.arange(0, LINE)[None, :]
+    apart = tl.where(is_narrow, 2 * stride, stride)
+    is_line = nth < tl.where(is_narrow, width // 2, width)
+    b = memory + b_offset * UNIT + column.to(tl.int64) * stride
+    values = tl.load(b + nth[:, None] * apart + r, mask=is_line[:, None] & (r < apart), other=0.0)
+    parts = _line_own(t + start.to(tl.int64) * T_STRIDE + p * R_MAX, rank, form, T_SPLIT, SPLITS)
+    return column, width, values, parts
+
+
+@triton.jit(do_not_specialize=["max_entries", "site0", "site1", "site2"])
+def decode_expand_kernel(
+    d, t, memory, records, words32, floats, words, max_entries, site0, site1, site2, out0, out1, out2,
+    T_SPLIT, T_STRIDE, R_MAX,
+    SPLITS: tl.constexpr, LINES: tl.constexpr, MOST_FORM: tl.constexpr, FEW: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """d[row, columns of p] = scale B_p t[row], and 0 for rows and projections without LoRA.
+
+    `d` is [rows, columns of all], each an even number. Rows of B lie so many elements apart as the rank in steps of
+    eight; what fills a row up is zero. An item is LINES lines of 16 values, which for ranks that are powers of two lie
+    one after the other. While it is computed, the B and t of the next one are on their way, and the record of the one
+    after.
+    """
+    blocks0 = tl.cdiv(out0, 2 * LINES)
+    blocks01 = blocks0 + tl.cdiv(out1, 2 * LINES)
+    num_blocks = blocks01 + tl.cdiv(out2, 2 * LINES)
+    num_out = out0 + out1 + out2
+    num_items = tl.load(words + 1) * num_blocks
+    first = tl.program_id(0)
+    step = tl.num_programs(0)
+    # These come while `num_items` does; what lies behind the last entry is anything.
+    most_items = max_entries * num_blocks
+    p, b_offset, word, scale, start, end = _expand_item(
+        first, most_items, records, words32, floats, max_entries, num_blocks, blocks0, blocks01, site0, site1, site2
+    )
+    next_p, next_b, next_word, next_scale, next_start, next_end = _expand_item(
+        first + step, most_items, records, words32, floats, max_entries, num_blocks, blocks0, blocks01,
+        site0, site1, site2,
+    )  # fmt: skip
+    word = tl.where(first < num_items, word, 0)
+    next_word = tl.where(first + step < num_items, next_word, 0)
+    column, width, values, parts = _fetch(
+        first, p, b_offset, word, start, t, memory, num_blocks, blocks0, blocks01, out0, out1, out2, T_SPLIT, T_STRIDE,
+        R_MAX, SPLITS, LINES,
+    )  # fmt: skip
+    for item in range(first, num_items, step):
+        after_p, after_b, after_word, after_scale, after_start, after_end = _expand_item(
+            item + 2 * step, num_items, records, words32, floats, max_entries, num_blocks, blocks0, blocks01,
+            site0, site1, site2,
+        )  # fmt: skip
+        next_column, next_width, next_values, next_parts = _fetch(
+            item + step, next_p, next_b, next_word, next_start, t, memory, num_blocks, blocks0, blocks01,
+            out0, out1, out2, T_SPLIT, T_STRIDE, R_MAX, SPLITS, LINES,
+        )  # fmt: skip
+        rank, form = rank_of(word), form_of(word)
+        own_t = t + start.to(tl.int64) * T_STRIDE + p * R_MAX
+        out = d + start.to(tl.int64) * num_out + pick(p, 0, out0, out0 + out1) + column
+        num_rows = end - start
+        if form <= 1:
+            if (num_rows <= FEW) | (form == 0):
+                _expand_lines(
+                    out, own_t, values, parts, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS
+                )
+            else:
+                _expand_many(
+                    out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINES,
+                    PRECISION,
+                )  # fmt: skip
+        elif MOST_FORM >= 2 and form == 2:
+            _expand_wide(out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, 32)
+        elif MOST_FORM >= 3 and form == 3:
+            _expand_wide(out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, 64)
+        elif MOST_FORM >= 4 and form == 4:
+            _expand_wide(out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, 128)
+        elif MOST_FORM >= 5:
+            _expand_wide(out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, 256)
+        p, word, scale, start, end = next_p, next_word, next_scale, next_start, next_end
+        column, width, values, parts = next_column, next_width, next_values, next_parts
+        next_p, next_b, next_word, next_scale, next_start, next_end = (
+            after_p, after_b, after_word, after_scale, after_start, after_end,
+        )  # fmt: skip
