@@ -210,13 +210,13 @@ SINK = Sink()
 
 
 SETUPS: tuple[Setup, ...] = (
-    Setup("none", lambda: {"metrics": NoGatewayMetrics()}, lambda: {"metrics": NoReplicaMetrics()}),
-    Setup("metrics", dict, dict, is_scraped=True),
+    told("none", with_metrics=False, is_logged=False, traced=False),
+    told("metrics", with_metrics=True, is_logged=False, traced=False),
     told("metrics and logs", with_metrics=True, is_logged=True, traced=False),
     told("metrics, logs and traces", with_metrics=True, is_logged=True, traced=True, limit=TRACES_LIMIT),
     told("logs alone", with_metrics=False, is_logged=True, traced=False),
     told("traces alone", with_metrics=False, is_logged=False, traced=True, limit=TRACES_LIMIT),
-    Setup("none again", lambda: {"metrics": NoGatewayMetrics()}, lambda: {"metrics": NoReplicaMetrics()}),
+    told("none again", with_metrics=False, is_logged=False, traced=False),
 )
 """The first is what the others are compared with; the last is the same, and shows what a ratio means."""
 
