@@ -249,8 +249,8 @@ def _other_ranks(name: str) -> dict[str, float]:
 SHRINKS = ((8, 128, 4, 8, 2), (8, 128, 3, 12, 2), (8, 128, 4, 8, 4), (4, 128, 4, 8, 2))
 """(parts of K, block of K, stages, programs a multiprocessor, warps)."""
 
-EXPANDS = ((256, 2, 4, 128), (256, 3, 4, 128), (256, 4, 4, 128), (256, 3, 5, 96))
-"""(lines, stages, programs a multiprocessor, registers a thread)."""
+EXPANDS = ((256, 4, 4, 128), (256, 3, 4, 160), (512, 2, 8, 128), (512, 3, 8, 80), (256, 6, 4, 80))
+"""(lines, programs a multiprocessor, warps, registers a thread)."""
 
 PRODUCTS = ((32, 128, 6, 4), (32, 128, 4, 4), (64, 128, 4, 4), (128, 64, 4, 8))
 """(columns, block of K, stages, warps)."""
@@ -266,8 +266,8 @@ def tune(name: str, counts: Sequence[int] = (1, 8, 64)) -> dict[str, Any]:
     for splits, block_k, stages, programs, warps in SHRINKS:
         cut = ShrinkConfig(splits, block_k, stages, programs * _processors(), warps)
         found[f"shrink {cut}"] = medians({str(n): Timed(bench.shrink(n, cut), NUM_LAYERS) for n in counts}, rounds=5)
-    for lines, stages, programs, registers in EXPANDS:
-        wide = ExpandConfig(lines, stages, programs * _processors(), 4, registers)
+    for lines, programs, warps, registers in EXPANDS:
+        wide = ExpandConfig(lines, programs * _processors(), warps, registers)
         found[f"expand {wide}"] = medians({str(n): Timed(bench.expand(n, wide), NUM_LAYERS) for n in counts}, rounds=5)
     found["whole"] = medians({str(n): Timed(bench.whole(n), NUM_LAYERS) for n in counts})
     for case, us in found.items():

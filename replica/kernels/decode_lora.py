@@ -4,8 +4,8 @@ They run beside the base product, which leaves them few multiprocessors, so what
 the way and how few instructions those cost. So a program works on items that all take as many bytes, whatever the
 rank: an adapter of another rank is read as if it had 16 (`form`, see `rows.py`). With rank 8 or less a line of 16
 values holds two columns of B, and A comes as two parts of K; with 32, a line is half a column. The shrink uses the
-matrix units whatever the number of rows, as that takes few registers; the expand sums products where a tile has few rows
-(decode, each another tenant).
+matrix units whatever the number of rows, as that takes few registers; the expand sums products where a tile has few
+rows (decode, each another tenant).
 
 Each value is summed in one order: no atomics, and results do not depend on timing or neighbours. What is computed is
 that of Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).

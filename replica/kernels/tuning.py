@@ -29,13 +29,12 @@ class ShrinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpandConfig:
-    """`block_n` columns at a time, or lines in a step of few rows, of which `stages` items are on the way.
+    """`block_n` columns at a time, or lines in a step of few rows.
 
     `max_registers` a thread, None as many as the compiler likes.
     """
 
     block_n: int
-    stages: int
     num_programs: int
     num_warps: int
     max_registers: int | None = None
@@ -64,10 +63,15 @@ def shrink_config(rows: RowsView, num_projections: int, in_features: int, num_pr
 
 
 def expand_config(rows: RowsView, num_processors: int) -> ExpandConfig:
-    """Few registers a thread in steps of few rows, so that many programs share the processors that the base leaves."""
-    if rows.is_decode:
-        return ExpandConfig(EXPAND_ELEMENTS // 16, 3, 4 * num_processors, 4, 128)
-    return ExpandConfig(EXPAND_ELEMENTS // rows.rank_block, 1, 4 * num_processors, 4)
+    """Few registers a thread in steps of few rows, so that many programs share the processors that the base leaves.
+
+    Ranks above 16 take some more: with 128 what the larger forms need would be spilled.
+    """
+    if not rows.is_decode:
+        return ExpandConfig(EXPAND_ELEMENTS // rows.rank_block, 4 * num_processors, 4)
+    if rows.most_form <= 1:
+        return ExpandConfig(EXPAND_ELEMENTS // 16, 4 * num_processors, 4, 128)
+    return ExpandConfig(EXPAND_ELEMENTS // 16, 3 * num_processors, 4, 160)
 
 
 def product_config(num_rows: int, num_out: int, num_processors: int) -> ProductConfig | None:

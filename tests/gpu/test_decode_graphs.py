@@ -99,7 +99,8 @@ def forced_plainly(
 ) -> torch.Tensor:
     """The logits of the same steps with the same adapters, launched one operation at a time."""
     plain = GpuBase(folder, num_adapters=3, attention="torch", compile="off", cuda_graphs="off", **fields)
-    plain.adapters.arena.memory.copy_(recorded.adapters.arena.memory)
+    with torch.inference_mode():
+        plain.adapters.arena.memory.copy_(recorded.adapters.arena.memory)
     return forced(packed(plain), texts, tokens, mixed(plain, len(texts)))
 
 
