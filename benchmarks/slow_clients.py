@@ -28,7 +28,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.provenance import save  # noqa: E402
 from benchmarks.tenant_engine import quantile  # noqa: E402
 from replica.messages import GenerateRequest, TokenChunk  # noqa: E402
-from tests.router.fakes import Message, one_choice  # noqa: E402
+from router.dispatch import closing  # noqa: E402
+from tests.router.fakes import FakeFleet, Message, one_choice  # noqa: E402
 from tests.router.support import ids_of, running  # noqa: E402
 from tests.router.test_socket import served  # noqa: E402
 
@@ -36,7 +37,7 @@ BODY = b'{"model": "legal", "prompt": "x", "stream": true}'
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 DRIP_S = 0.5
 READ_BYTES = 3
-PIECE = ids_of("word " * 100)
+PIECE, PIECE_S = ids_of("word " * 4), 0.2
 
 
 async def slow_client(host: str, port: int, kind: int) -> None:
@@ -91,18 +92,36 @@ async def block(url: str, num_requests: int) -> list[float]:
 
 
 def script(replica_id: str, request: GenerateRequest) -> Iterable[Message]:
-    """A word for normal clients; for slow ones a stream without end, which is there as fast as it is taken."""
-    if len(request.prompt) > 3:
-        yield from one_choice(request.request_id, [ids_of("hello")])
-        return
-    while True:
-        yield (TokenChunk(request.request_id, 0, PIECE),)
+    """A word for normal clients, a stream without end for slow ones."""
+    if is_slow(request):
+        while True:
+            yield (TokenChunk(request.request_id, 0, PIECE),)
+    yield from one_choice(request.request_id, [ids_of("hello")])
+
+
+def is_slow(request: GenerateRequest) -> bool:
+    return len(request.prompt) < 4
+
+
+def pace(fleet: FakeFleet) -> None:
+    """Have the streams of slow clients come as a replica would send them, a piece every `PIECE_S`."""
+    at_once = fleet.generate
+
+    async def generate(replica_id: str, request: GenerateRequest) -> AsyncIterator[Message]:
+        async with closing(at_once(replica_id, request)) as messages:
+            async for message in messages:
+                yield message
+                if is_slow(request):
+                    await asyncio.sleep(PIECE_S)
+
+    fleet.generate = generate  # type: ignore[method-assign]
 
 
 async def measure(num_slow: int, num_requests: int, num_rounds: int) -> dict[str, float]:
     alone, beside = list[list[float]](), list[list[float]]()
     async with running() as stack, served(stack) as url:
         stack.fleet.script = script
+        pace(stack.fleet)
         await block(url, num_requests)
         for _ in range(num_rounds):
             alone.append(await block(url, num_requests))
