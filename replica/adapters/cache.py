@@ -25,6 +25,7 @@ from replica.adapters.keeper import Keeper
 from replica.adapters.loader import ImageLoader
 from replica.adapters.misses import MissPath
 from replica.adapters.node_store import NodeStore
+from replica.adapters.read_ahead import ReadAhead
 from replica.adapters.residents import Resident, Residents
 from replica.adapters.slots import SlotArena
 from replica.adapters.stats import SOURCES, CacheStats, LoadObserver, LoadTimes
@@ -127,6 +128,7 @@ class AdapterCache:
         times: LoadTimes,
         failure_ttl_s: float,
         drain_after_s: float,
+        most_ahead: int,
     ) -> None:
         self._store, self._host, self._planner, self._residents = store, host, planner, residents
         self._reader, self._workers, self._clock, self._times = reader, workers, clock, times
@@ -136,6 +138,7 @@ class AdapterCache:
         )  # fmt: skip
         copies = CopyQueue(SlotCopier(residents.arena.memory), workers.copiers, times, clock, self._notify)
         self._misses = MissPath(self._loader, host, residents, copies, times, clock, drain_after_s)
+        self._read_ahead = ReadAhead(self._loader, host, most_ahead)
         self._leases: set[AdapterLease] = set()
         self._keeper = Keeper(self._claim)
         self._forgotten: deque[str] = deque()
@@ -173,6 +176,7 @@ class AdapterCache:
             times=LoadTimes(observer),
             failure_ttl_s=config.failure_ttl_s,
             drain_after_s=config.drain_after_s,
+            most_ahead=config.num_load_threads,
         )
 
     def __repr__(self) -> str:
@@ -207,14 +211,10 @@ class AdapterCache:
         return self._misses.byte_s * self.image_bytes(digest)
 
     def prefetch(self, digest: str) -> None:
-        """Bring an adapter to the host cache, if it is known and has not failed just now. Never blocks or raises."""
+        """Bring an adapter to the host cache for a request that waits for its turn, if it is known and has not failed
+        just now: at once, or when those asked for before have been read or used. Never blocks or raises."""
         with suppress(ReplicaError):
-            self._bring(digest, ahead=False)
-
-    def _bring(self, digest: str, ahead: bool) -> None:
-        self._loader.check(digest)
-        if not self._host.touch(digest):
-            self._loader.request(digest, ahead=ahead)
+            self._read_ahead.want(digest)
 
     def warm(self, digest: str) -> None:
         """As `prefetch`, into host memory that nothing uses: no other image leaves for it. Never blocks or raises."""
@@ -223,7 +223,9 @@ class AdapterCache:
     def _warm(self, digest: str) -> None:
         with suppress(ReplicaError):
             if self._planner.plan(self._store.manifest(digest)).num_bytes <= self._host.free_bytes:
-                self._bring(digest, ahead=True)
+                self._loader.check(digest)
+                if not self._host.touch(digest):
+                    self._loader.request(digest, ahead=True)
             else:
                 self._host.touch(digest)
 
@@ -285,6 +287,7 @@ class AdapterCache:
         self._take_in()
         self._keeper.settle()
         self._misses.give_room(may_move=True)
+        self._read_ahead.go_on(is_needless=lambda digest: self._residents.find(digest) is not None)
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Have `callback` called, from a load thread, when a `poll` has something to settle."""

@@ -38,6 +38,10 @@ class _Entry:
         self.num_readers = 0
         self.forgotten = False
 
+    @property
+    def unused_bytes(self) -> int:
+        return 0 if self.source == "host" else self.image.num_bytes
+
 
 class HostCache:
     """Least recently used images leave first; one that is being copied never does. Safe from any thread.
@@ -48,6 +52,8 @@ class HostCache:
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
         self.num_bytes = 0
+        self.num_unused_bytes = 0
+        """Of images that were read for a request and never copied into a slot."""
         self.num_evictions = 0
         self.num_withdrawn = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
@@ -101,8 +107,9 @@ class HostCache:
                 return True
             if image.block not in self._blocks:
                 return False
-            self._entries[image.digest] = _Entry(image, source)
+            self._entries[image.digest] = entry = _Entry(image, source)
             self.num_bytes += image.num_bytes
+            self.num_unused_bytes += entry.unused_bytes
             return True
 
     def borrow(self, digest: str) -> HostLease | None:
@@ -113,6 +120,7 @@ class HostCache:
                 return None
             self._entries.move_to_end(digest)
             entry.num_readers += 1
+            self.num_unused_bytes -= entry.unused_bytes
             source, entry.source = entry.source, "host"
             return HostLease(self, entry.image, source)
 
@@ -144,6 +152,7 @@ class HostCache:
     def check_integrity(self) -> None:
         with self._lock:
             assert self.num_bytes == sum(entry.image.num_bytes for entry in self._entries.values())
+            assert self.num_unused_bytes == sum(entry.unused_bytes for entry in self._entries.values())
             assert 0 <= self.num_bytes <= self.max_bytes - self._memory.free_bytes, repr(self)
             self._memory.check_integrity()
             for digest, entry in self._entries.items():
@@ -155,7 +164,9 @@ class HostCache:
         self._memory.close()
 
     def _drop(self, digest: str) -> None:
-        self.num_bytes -= self._entries.pop(digest).image.num_bytes
+        entry = self._entries.pop(digest)
+        self.num_bytes -= entry.image.num_bytes
+        self.num_unused_bytes -= entry.unused_bytes
 
     def _give_back(self, digest: str) -> None:
         with self._lock:

@@ -1,6 +1,6 @@
 """Single orders of events on the way of a miss, with load threads that are moved by hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,23 +13,23 @@ from replica.adapters.weights import plan_layout
 from replica.config import MIB, AdapterCacheConfig
 from replica.messages import SlotView
 from tests.replica.adapters.by_hand import Tasks
-from tests.replica.adapters.made import SITES, DictSource, assert_holds, make_adapter
+from tests.replica.adapters.made import SITES, DictSource, Made, assert_holds, make_adapter
 
 ADAPTERS = [make_adapter(seed) for seed in range(4)]
 SIZE = plan_layout(ADAPTERS[0].manifest, {site.path: site for site in SITES}, torch.float32).num_bytes
 
 
 class ByHand:
-    """A cache whose reads and copies wait in `reads` and `copies`. The host cache holds one image."""
+    """A cache whose reads and copies wait in `reads` and `copies`. The host cache holds `host_images`."""
 
-    def __init__(self, folder: Path, max_slots: int) -> None:
-        store = NodeStore(folder, DictSource(*ADAPTERS), MIB)
-        for made in ADAPTERS:
+    def __init__(self, folder: Path, max_slots: int, adapters: Sequence[Made] = ADAPTERS, host_images: int = 1) -> None:
+        store = NodeStore(folder, DictSource(*adapters), MIB)
+        for made in adapters:
             store.stage(made.manifest)
         self.reads: list[Callable[[], None]] = []
         self.copies: list[Callable[[], None]] = []
         workers = Workers(Tasks(self.reads), Tasks([]), Tasks(self.copies))
-        config = AdapterCacheConfig(max_slots=max_slots, host_bytes=SIZE)
+        config = AdapterCacheConfig(max_slots=max_slots, host_bytes=host_images * SIZE, num_load_threads=2)
         self.cache = AdapterCache.build(
             config, store, SITES, torch.device("cpu"), torch.float32, clock=lambda: 0.0, workers=workers
         )
@@ -62,6 +62,40 @@ def test_only_one_image_is_held_outside_the_host_budget(one_slot: ByHand) -> Non
         one_slot.run(one_slot.copies)
     for lease in leases:
         lease.release()
+
+
+def test_reading_ahead_pushes_out_nothing_that_is_wanted_sooner(tmp_path: Path) -> None:
+    """A queue of twelve over a host of four: each is read once, and a turn that has come waits behind few reads."""
+    adapters = [make_adapter(seed) for seed in range(12)]
+    hand = ByHand(tmp_path, max_slots=1, adapters=adapters, host_images=4)
+    num_reads = 0
+    for made in adapters:
+        hand.cache.prefetch(made.digest)
+    for made in adapters:
+        assert len(hand.reads) <= 2
+        lease = hand.cache.acquire(made.digest)
+        while not lease.ready:
+            num_reads += len(hand.reads)
+            hand.run(hand.reads)
+            hand.run(hand.copies)
+        lease.release()
+    assert num_reads == len(adapters)
+    assert len(hand.cache._read_ahead) == 0
+
+
+def test_what_is_in_a_slot_is_not_read_ahead(tmp_path: Path) -> None:
+    hand = ByHand(tmp_path, max_slots=2, host_images=1)
+    lease = hand.cache.acquire(ADAPTERS[0].digest)
+    hand.run(hand.reads)
+    hand.run(hand.copies)
+    hand.cache._host.forget(ADAPTERS[0].digest)
+    hand.cache._loader.request(ADAPTERS[1].digest)
+    hand.cache._loader.request(ADAPTERS[2].digest)
+    hand.cache.prefetch(ADAPTERS[0].digest)
+    hand.run(hand.reads)
+    assert lease.ready
+    assert not hand.reads
+    lease.release()
 
 
 def test_load_that_is_joined_to_be_held_hands_its_image_over(one_slot: ByHand) -> None:
