@@ -1,0 +1,68 @@
+"""How a step's rows become tiles and entries."""
+
+import numpy as np
+import pytest
+import torch
+
+from replica.kernels.rows import (
+    FORM_BITS,
+    HEAD,
+    MAX_DECODE_ROWS,
+    NONE,
+    RowSegment,
+    RowsView,
+    form_of,
+    num_words,
+    pack_rows,
+)
+
+
+def packed(segments: list[RowSegment], capacity: int) -> tuple[int, int, list[tuple[int, ...]]]:
+    """(tiles, entries, [(first row, end, slot, form, entries before)])."""
+    words = np.zeros(num_words(capacity), dtype=np.int32)
+    num_tiles = pack_rows(segments, capacity, words)
+    starts, ends, slots, shapes = words[HEAD:].reshape(-1, capacity)[:4, :num_tiles].tolist()
+    forms = [shape & ((1 << FORM_BITS) - 1) for shape in shapes]
+    before = [shape >> FORM_BITS for shape in shapes]
+    assert words[0] == num_tiles
+    return num_tiles, int(words[1]), list(zip(starts, ends, slots, forms, before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("rank", "form"), [(0, 0), (1, 0), (8, 0), (9, 1), (16, 1), (17, 2), (32, 2), (33, 3), (64, 3), (65, 4), (256, 5)]
+)
+def test_form_is_how_often_eight_doubles(rank: int, form: int) -> None:
+    assert form_of(rank) == form
+    assert packed([RowSegment(0, 1, 0, rank)], 1) == (1, 1 << form, [(0, 1, 0, form, 0)])
+
+
+def test_tiles_have_the_rows_of_their_form_and_entries_follow_one_another() -> None:
+    segments = [RowSegment(1, 13, 0, 8), RowSegment(13, 33, 1, 16), RowSegment(33, 38, 2, 64)]
+    assert packed(segments, 40) == (
+        8,
+        1 + 2 + 4 + 16 + 1,
+        [
+            (0, 1, NONE, 0, 0),
+            (1, 9, 0, 0, 1),
+            (9, 13, 0, 0, 2),
+            (13, 29, 1, 1, 3),
+            (29, 33, 1, 1, 5),
+            (33, 37, 2, 3, 7),
+            (37, 38, 2, 3, 15),
+            (38, 40, NONE, 0, 23),
+        ],
+    )
+
+
+def test_a_step_of_many_rows_has_an_entry_a_tile() -> None:
+    rows = MAX_DECODE_ROWS + 100
+    num_tiles, num_entries, tiles = packed([RowSegment(0, 100, 3, 64)], rows)
+    assert num_tiles == num_entries == len(tiles)
+    assert [tile[3:] for tile in tiles] == [(0, place) for place in range(num_tiles)]
+
+
+@pytest.mark.parametrize("capacity", [3, MAX_DECODE_ROWS + 1])
+def test_entries_are_never_more_than_the_view_has_room_for(capacity: int) -> None:
+    for rank in (1, 8, 16, 31, 100, 256):
+        num_tiles, num_entries, _ = packed([RowSegment(0, capacity, 0, rank)], capacity)
+        assert num_entries <= RowsView(torch.empty(0), capacity, num_tiles, rank).max_entries
