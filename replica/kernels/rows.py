@@ -99,7 +99,7 @@ def tile_rows_for(num_rows: int) -> int:
 
 def form_of(rank: int) -> int:
     """The form of an adapter of this rank."""
-    return max(0, (-(-rank // NARROW_RANK) - 1).bit_length())
+    return ((max(rank, 1) - 1) // NARROW_RANK).bit_length()
 
 
 def pack_rows(segments: Sequence[RowSegment], capacity: int, out: Words) -> int:
