@@ -165,7 +165,7 @@ async def in_one_process(base: Path, folder: Path, num_requests: int) -> dict[st
     """A race on two replicas whose slots are fewer than the versions."""
     config = ReplicaConfig(
         model=ModelConfig(base=str(base), device="cpu", num_threads=1),
-        adapters=AdapterCacheConfig(node_store=folder / "node", max_slots=NUM_SLOTS),
+        adapters=AdapterCacheConfig(node_store=folder / "node", max_slots=NUM_SLOTS, arena_bytes=8 << 20),
         scheduler=SchedulerConfig(num_kv_blocks=512),
     )
     contents = make_contents(base, folder, NUM_CONTENTS)

@@ -76,7 +76,7 @@ class Script:
 async def a_fleet(tiny_base: Path, folder: Path) -> AsyncIterator[LocalFleet]:
     config = ReplicaConfig(
         model=ModelConfig(base=str(tiny_base), device="cpu", num_threads=1),
-        adapters=AdapterCacheConfig(node_store=folder / "node", max_slots=1),
+        adapters=AdapterCacheConfig(node_store=folder / "node", max_slots=1, arena_bytes=8 << 20),
         scheduler=SchedulerConfig(num_kv_blocks=256),
     )
     async with local_fleet(folder, config, num_replicas=2) as fleet:

@@ -24,7 +24,7 @@ def is_everywhere(fleet: LocalFleet, name: str) -> bool:
 def config(base: Path, folder: Path, max_slots: int) -> ReplicaConfig:
     return ReplicaConfig(
         model=ModelConfig(base=str(base), device="cpu", num_threads=1),
-        adapters=AdapterCacheConfig(node_store=folder / "node", max_slots=max_slots),
+        adapters=AdapterCacheConfig(node_store=folder / "node", max_slots=max_slots, arena_bytes=8 << 20),
         scheduler=SchedulerConfig(num_kv_blocks=64),
     )
 

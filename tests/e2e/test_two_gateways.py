@@ -21,7 +21,7 @@ TOKENS = 4
 async def two_gateways(tiny_base: Path, folder: Path) -> AsyncIterator[tuple[LocalFleet, list[httpx.AsyncClient]]]:
     config = ReplicaConfig(
         model=ModelConfig(base=str(tiny_base), device="cpu", num_threads=1),
-        adapters=AdapterCacheConfig(node_store=folder / "node", max_slots=1),
+        adapters=AdapterCacheConfig(node_store=folder / "node", max_slots=1, arena_bytes=8 << 20),
         scheduler=SchedulerConfig(num_kv_blocks=64),
     )
     async with local_fleet(folder, config, num_replicas=1, num_gateways=2) as fleet:

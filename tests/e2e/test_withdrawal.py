@@ -22,7 +22,7 @@ TOKENS = CONTEXT_LENGTH // 2
 async def fleet(tiny_base: Path, tmp_path: Path) -> AsyncIterator[LocalFleet]:
     config = ReplicaConfig(
         model=ModelConfig(base=str(tiny_base), device="cpu", num_threads=1),
-        adapters=AdapterCacheConfig(node_store=tmp_path / "node", max_slots=4),
+        adapters=AdapterCacheConfig(node_store=tmp_path / "node", max_slots=4, arena_bytes=8 << 20),
         scheduler=SchedulerConfig(num_kv_blocks=512),
     )
     async with local_fleet(tmp_path, config, num_replicas=2) as fleet:

@@ -28,7 +28,11 @@ def test_connections_wait_for_the_next_proxy(stage: Theatre) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [partial(roll, coalesce_s=0.03), partial(scale, num_replicas=3), partial(scale, num_replicas=2)],
+    [
+        partial(roll, coalesce_s=0.03),
+        pytest.param(partial(scale, num_replicas=3), marks=pytest.mark.soak),
+        pytest.param(partial(scale, num_replicas=2), marks=pytest.mark.soak),
+    ],
     ids=["rolling update", "one more replica", "one less"],
 )
 def test_every_request_has_its_answer_while_the_fleet_changes(stage: Theatre, fault: Fault) -> None:
