@@ -74,7 +74,9 @@ def config_for(
 ) -> ReplicaConfig:
     return ReplicaConfig(
         model=ModelConfig(base=str(base), device="cpu", num_threads=1),
-        adapters=AdapterCacheConfig(**{"max_slots": 2, "arena_bytes": 8 << 20, "node_store": node_store, **(adapters or {})}),
+        adapters=AdapterCacheConfig(
+            **{"max_slots": 2, "arena_bytes": 8 << 20, "node_store": node_store, **(adapters or {})}
+        ),
         scheduler=SchedulerConfig(**{"num_kv_blocks": 64, "block_size": 4, "max_batch_tokens": 32, **scheduler}),
     )
 
