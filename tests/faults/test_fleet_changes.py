@@ -11,7 +11,7 @@ import pytest
 from tests.faults.trouble import Fault, Theatre, kill_proxy, roll, scale, theatre
 from tests.tiny_fleet import TinyFleet
 
-pytestmark = [pytest.mark.serve, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.serve, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +28,7 @@ def test_connections_wait_for_the_next_proxy(stage: Theatre) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        partial(roll, coalesce_s=0.03),
-        pytest.param(partial(scale, num_replicas=3), marks=pytest.mark.soak),
-        pytest.param(partial(scale, num_replicas=2), marks=pytest.mark.soak),
-    ],
+    [partial(roll, coalesce_s=0.03), partial(scale, num_replicas=3), partial(scale, num_replicas=2)],
     ids=["rolling update", "one more replica", "one less"],
 )
 def test_every_request_has_its_answer_while_the_fleet_changes(stage: Theatre, fault: Fault) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fleet_process import REPLICA, FleetProcess
 
-pytestmark = pytest.mark.serve
+pytestmark = [pytest.mark.serve, pytest.mark.soak]
 STALL_S = 1.0
 
 
