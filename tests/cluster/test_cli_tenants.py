@@ -71,7 +71,9 @@ def test_key_is_shown_once_rotated_and_revoked(cli: Cli, monkeypatch: pytest.Mon
     listed = cli("key", "ls", "--tenant", "acme")
     assert made["key"]["key_id"] in listed.out
     assert made["secret"] not in listed.out + cli("--json", "key", "ls").out
-    successor = cli("key", "rotate", made["key"]["key_id"], "--overlap", "1h").out.strip()
+    rotate = ("key", "rotate", made["key"]["key_id"], "--overlap", "1h")
+    assert cli(*rotate).status == 1, "what expires has no successor for ever"
+    successor = cli(*rotate, "--expires-in", "90d").out.strip()
     assert successor.startswith("lf_")
     monkeypatch.setenv("LORAFLEET_API_KEY", successor)
     assert cli("key", "revoke", made["key"]["key_id"]).status == 0

@@ -183,6 +183,7 @@ def ask(fleet: Served, case: schemathesis.Case) -> None:
 relaxed = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.soak
 @brief.parametrize()
 @relaxed
 def test_answers_are_as_described(case: schemathesis.Case, furnished: Served) -> None:
