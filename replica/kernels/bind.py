@@ -81,3 +81,32 @@ def form_of(word):
 @triton.jit
 def part_of(word):
     return word // _PART_UNIT
+
+
+@triton.jit
+def shrink_item(
+    item, num_items, records, words32, max_entries, site0, site1, site2, P: tl.constexpr, ITEMS: tl.constexpr
+):
+    """(offset of A in units, word, first row, end) of a shrink's item; rank 0 beyond the last one."""
+    exists = item < num_items
+    record = pick(item % P, site0, site1, site2) * max_entries + item // (P * ITEMS)
+    a_offset = tl.load(records + record * 4, mask=exists, other=0)
+    word = tl.load(words32 + record * 8 + 4, mask=exists, other=0)
+    start = tl.load(words32 + record * 8 + 6, mask=exists, other=0)
+    end = tl.load(words32 + record * 8 + 7, mask=exists, other=0)
+    return a_offset, word, start, end
+
+
+@triton.jit
+def expand_item(item, num_items, records, words32, floats, max_entries, num_blocks, blocks0, blocks01, s0, s1, s2):
+    """(projection, offset of B in units, word, scale, first row, end) of an expand's item; rank 0 beyond the last."""
+    exists = item < num_items
+    block = item % num_blocks
+    p = (block >= blocks0).to(tl.int32) + (block >= blocks01).to(tl.int32)
+    record = pick(p, s0, s1, s2) * max_entries + item // num_blocks
+    b_offset = tl.load(records + record * 4 + 1, mask=exists, other=0)
+    word = tl.load(words32 + record * 8 + 4, mask=exists, other=0)
+    scale = tl.load(floats + record * 8 + 5, mask=exists, other=0.0)
+    start = tl.load(words32 + record * 8 + 6, mask=exists, other=0)
+    end = tl.load(words32 + record * 8 + 7, mask=exists, other=0)
+    return p, b_offset, word, scale, start, end

@@ -17,24 +17,10 @@ that of Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).
 import triton
 import triton.language as tl
 
-from replica.kernels.bind import UNIT, form_of, part_of, pick, rank_of
+from replica.kernels.bind import UNIT, expand_item, form_of, part_of, pick, rank_of, shrink_item
 
 LINE = tl.constexpr(16)
 HALF = tl.constexpr(8)
-
-
-@triton.jit
-def _shrink_item(
-    item, num_items, records, words32, max_entries, site0, site1, site2, P: tl.constexpr, ITEMS: tl.constexpr
-):
-    """(offset of A in units, word, first row, end) of an item; rank 0 beyond the last one."""
-    exists = item < num_items
-    record = pick(item % P, site0, site1, site2) * max_entries + item // (P * ITEMS)
-    a_offset = tl.load(records + record * 4, mask=exists, other=0)
-    word = tl.load(words32 + record * 8 + 4, mask=exists, other=0)
-    start = tl.load(words32 + record * 8 + 6, mask=exists, other=0)
-    end = tl.load(words32 + record * 8 + 7, mask=exists, other=0)
-    return a_offset, word, start, end
 
 
 @triton.jit(do_not_specialize=["max_entries", "site0", "site1", "site2"])
@@ -52,12 +38,12 @@ def decode_shrink_kernel(
     num_items = tl.load(words + 1) * (P * ITEMS)
     first = tl.program_id(0)
     step = tl.num_programs(0)
-    a_offset, word, start, end = _shrink_item(
+    a_offset, word, start, end = shrink_item(
         first, max_entries * (P * ITEMS), records, words32, max_entries, site0, site1, site2, P, ITEMS
     )
     n = tl.arange(0, LINE)
     for item in range(first, num_items, step):
-        next_a, next_word, next_start, next_end = _shrink_item(
+        next_a, next_word, next_start, next_end = shrink_item(
             item + step, num_items, records, words32, max_entries, site0, site1, site2, P, ITEMS
         )
         rank = rank_of(word)
@@ -85,21 +71,6 @@ def decode_shrink_kernel(
         kept = (is_row[:, None] & is_rank[None, :]) & (group[:, None] == group[None, :])
         tl.store(out[:, None] + r[None, :], sums, mask=kept)
         a_offset, word, start, end = next_a, next_word, next_start, next_end
-
-
-@triton.jit
-def _expand_item(item, num_items, records, words32, floats, max_entries, num_blocks, blocks0, blocks01, s0, s1, s2):
-    """(projection, offset of B in units, word, scale, first row, end) of an item; rank 0 beyond the last one."""
-    exists = item < num_items
-    block = item % num_blocks
-    p = (block >= blocks0).to(tl.int32) + (block >= blocks01).to(tl.int32)
-    record = pick(p, s0, s1, s2) * max_entries + item // num_blocks
-    b_offset = tl.load(records + record * 4 + 1, mask=exists, other=0)
-    word = tl.load(words32 + record * 8 + 4, mask=exists, other=0)
-    scale = tl.load(floats + record * 8 + 5, mask=exists, other=0.0)
-    start = tl.load(words32 + record * 8 + 6, mask=exists, other=0)
-    end = tl.load(words32 + record * 8 + 7, mask=exists, other=0)
-    return p, b_offset, word, scale, start, end
 
 
 @triton.jit
@@ -149,34 +120,46 @@ def _expand_lines(
 
 
 @triton.jit
-def _expand_wide(
-    d, t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS: tl.constexpr, R: tl.constexpr
-):
-    """The same for ranks up to R, of which a column takes several lines."""
-    columns = tl.reshape(values, (values.numel // R, R))
-    for _ in range(num_rows):
-        own = _own(t, rank, T_SPLIT, SPLITS, R)
-        _store_row(d, tl.sum(columns.to(tl.float32) * own[None, :], axis=1) * scale, width)
-        t += T_STRIDE
-        d += num_out
-
-
-@triton.jit
 def _expand_many(
     d, t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE,
-    SPLITS: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr,
+    SPLITS: tl.constexpr, R: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The same for many rows of rank 16 or less, more than 8 where a line is a column: by the matrix units."""
+    """The same for many rows, of columns of R values each: by the matrix units.
+
+    The parts of t are on the way at once where registers hold them.
+    """
     row = tl.arange(0, LINE)[:, None]
-    r = tl.arange(0, LINE)[None, :]
+    r = tl.arange(0, R)[None, :]
     kept = (row < num_rows) & (r < rank)
     t_rows = t + row * T_STRIDE + r
     own = tl.load(t_rows, mask=kept, other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        own += tl.load(t_rows + split * T_SPLIT, mask=kept, other=0.0)
-    sums = tl.dot((own * scale).to(values.dtype), tl.trans(values), input_precision=PRECISION)
-    column = tl.arange(0, LINES)[None, :]
+    if R == LINE:
+        for split in tl.static_range(1, SPLITS):
+            own += tl.load(t_rows + split * T_SPLIT, mask=kept, other=0.0)
+    else:
+        for split in range(1, SPLITS):
+            own += tl.load(t_rows + split * T_SPLIT, mask=kept, other=0.0)
+    columns = tl.reshape(values, (values.numel // R, R))
+    sums = tl.dot((own * scale).to(values.dtype), tl.trans(columns), input_precision=PRECISION)
+    column = tl.arange(0, values.numel // R)[None, :]
     tl.store(d + row * num_out + column, sums.to(d.dtype.element_ty), mask=(row < num_rows) & (column < width))
+
+
+@triton.jit
+def _expand_wide(
+    d, t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE,
+    SPLITS: tl.constexpr, R: tl.constexpr, FEW: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same for ranks up to R, more than 16: a column takes several lines."""
+    if num_rows > FEW:
+        _expand_many(d, t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, R, PRECISION)
+    else:
+        columns = tl.reshape(values, (values.numel // R, R))
+        for _ in range(num_rows):
+            own = _own(t, rank, T_SPLIT, SPLITS, R)
+            _store_row(d, tl.sum(columns.to(tl.float32) * own[None, :], axis=1) * scale, width)
+            t += T_STRIDE
+            d += num_out
 
 
 @triton.jit
@@ -228,10 +211,10 @@ def decode_expand_kernel(
     step = tl.num_programs(0)
     # These come while `num_items` does; what lies behind the last entry is anything.
     most_items = max_entries * num_blocks
-    p, b_offset, word, scale, start, end = _expand_item(
+    p, b_offset, word, scale, start, end = expand_item(
         first, most_items, records, words32, floats, max_entries, num_blocks, blocks0, blocks01, site0, site1, site2
     )
-    next_p, next_b, next_word, next_scale, next_start, next_end = _expand_item(
+    next_p, next_b, next_word, next_scale, next_start, next_end = expand_item(
         first + step, most_items, records, words32, floats, max_entries, num_blocks, blocks0, blocks01,
         site0, site1, site2,
     )  # fmt: skip
@@ -242,7 +225,7 @@ def decode_expand_kernel(
         R_MAX, SPLITS, LINES,
     )  # fmt: skip
     for item in range(first, num_items, step):
-        after_p, after_b, after_word, after_scale, after_start, after_end = _expand_item(
+        after_p, after_b, after_word, after_scale, after_start, after_end = expand_item(
             item + 2 * step, num_items, records, words32, floats, max_entries, num_blocks, blocks0, blocks01,
             site0, site1, site2,
         )  # fmt: skip
@@ -261,17 +244,15 @@ def decode_expand_kernel(
                 )
             else:
                 _expand_many(
-                    out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINES,
+                    out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINE,
                     PRECISION,
                 )  # fmt: skip
-        elif MOST_FORM >= 2 and form == 2:
-            _expand_wide(out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, 32)
-        elif MOST_FORM >= 3 and form == 3:
-            _expand_wide(out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, 64)
-        elif MOST_FORM >= 4 and form == 4:
-            _expand_wide(out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, 128)
-        elif MOST_FORM >= 5:
-            _expand_wide(out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, 256)
+        for wide in tl.static_range(2, MOST_FORM + 1):
+            if form == wide:
+                _expand_wide(
+                    out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS,
+                    HALF << wide, FEW, PRECISION,
+                )  # fmt: skip
         p, word, scale, start, end = next_p, next_word, next_scale, next_start, next_end
         column, width, values, parts = next_column, next_width, next_values, next_parts
         next_p, next_b, next_word, next_scale, next_start, next_end = (

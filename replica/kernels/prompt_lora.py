@@ -3,6 +3,8 @@
 A program works on items of (tile, projection, part of K) or (tile, block of columns), one after the other, so that the
 grid has a fixed size whatever the step turns out to be. Each value is summed in one order: no atomics, and results do
 not depend on timing. What is computed is that of Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).
+
+A tile is one entry, of form 0 and part 0, so that a record's word is the rank.
 """
 
 # Triton kernels are traced: types are those of tensors on the device.
@@ -11,7 +13,7 @@ not depend on timing. What is computed is that of Punica and S-LoRA (arXiv:2310.
 import triton
 import triton.language as tl
 
-from replica.kernels.bind import UNIT, pick, rank_of
+from replica.kernels.bind import UNIT, expand_item, pick, shrink_item
 
 
 @triton.jit
@@ -34,20 +36,6 @@ def _shrink_rows(
     tl.store(t + rows.to(tl.int64)[:, None] * T_STRIDE + r[None, :], sums, mask=in_rows)
 
 
-@triton.jit
-def _shrink_record(
-    item, num_items, records, words32, max_tiles, site0, site1, site2, P: tl.constexpr, SPLITS: tl.constexpr
-):
-    """(offset of A in units, rank, first row, end) of an item; rank 0 beyond the last one."""
-    exists = item < num_items
-    record = pick(item % P, site0, site1, site2) * max_tiles + item // (P * SPLITS)
-    a_offset = tl.load(records + record * 4, mask=exists, other=0)
-    rank = rank_of(tl.load(words32 + record * 8 + 4, mask=exists, other=0))
-    start = tl.load(words32 + record * 8 + 6, mask=exists, other=0)
-    end = tl.load(words32 + record * 8 + 7, mask=exists, other=0)
-    return a_offset, rank, start, end
-
-
 @triton.jit(do_not_specialize=["max_tiles", "site0", "site1", "site2"])
 def prompt_shrink_kernel(
     x, t, memory, records, words32, words, max_tiles, site0, site1, site2, K, split_k, T_SPLIT, T_STRIDE, R_MAX,
@@ -62,11 +50,11 @@ def prompt_shrink_kernel(
     num_items = tl.load(words) * (P * SPLITS)
     first = tl.program_id(0)
     step = tl.num_programs(0)
-    a_offset, rank, start, end = _shrink_record(
+    a_offset, rank, start, end = shrink_item(
         first, max_tiles * (P * SPLITS), records, words32, max_tiles, site0, site1, site2, P, SPLITS
     )
     for item in range(first, num_items, step):
-        next_a, next_rank, next_start, next_end = _shrink_record(
+        next_a, next_rank, next_start, next_end = shrink_item(
             item + step, num_items, records, words32, max_tiles, site0, site1, site2, P, SPLITS
         )
         split = item // P % SPLITS
@@ -79,21 +67,6 @@ def prompt_shrink_kernel(
                 x, a + level * K, out, start, end, rank - level, k0, k1, K, T_STRIDE, R, TILE, BK, STAGES, PRECISION
             )
         a_offset, rank, start, end = next_a, next_rank, next_start, next_end
-
-
-@triton.jit
-def _expand_record(item, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01, s0, s1, s2):
-    """(projection, offset of B in units, rank, scale, first row, end) of an item; rank 0 beyond the last one."""
-    exists = item < num_items
-    block = item % num_blocks
-    p = (block >= blocks0).to(tl.int32) + (block >= blocks01).to(tl.int32)
-    record = pick(p, s0, s1, s2) * max_tiles + item // num_blocks
-    b_offset = tl.load(records + record * 4 + 1, mask=exists, other=0)
-    rank = rank_of(tl.load(words32 + record * 8 + 4, mask=exists, other=0))
-    scale = tl.load(floats + record * 8 + 5, mask=exists, other=0.0)
-    start = tl.load(words32 + record * 8 + 6, mask=exists, other=0)
-    end = tl.load(words32 + record * 8 + 7, mask=exists, other=0)
-    return p, b_offset, rank, scale, start, end
 
 
 @triton.jit
@@ -156,16 +129,16 @@ def prompt_expand_kernel(
     num_items = tl.load(words) * num_blocks
     first = tl.program_id(0)
     step = tl.num_programs(0)
-    p, b_offset, rank, scale, start, end = _expand_record(
+    p, b_offset, rank, scale, start, end = expand_item(
         first, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01, site0, site1, site2
     )
-    next_p, next_b, next_rank, next_scale, next_start, next_end = _expand_record(
+    next_p, next_b, next_rank, next_scale, next_start, next_end = expand_item(
         first + step, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01, site0, site1, site2
     )
     column = (first % num_blocks - pick(p, 0, blocks0, blocks01)) * BN
     values = _load_b(b_offset, rank, column, pick(p, out0, out1, out2), 0, memory, R, BN)
     for item in range(first, num_items, step):
-        after_p, after_b, after_rank, after_scale, after_start, after_end = _expand_record(
+        after_p, after_b, after_rank, after_scale, after_start, after_end = expand_item(
             item + 2 * step, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01,
             site0, site1, site2,
         )  # fmt: skip

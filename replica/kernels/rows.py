@@ -25,6 +25,8 @@ NARROW_RANK = 8
 NONE = -1
 MAX_RANK = 256
 DECODE_TILE = 16
+NARROW_TILE = 8
+"""Rows of a tile of form 0: the matrix units take each of them twice, with two parts of K."""
 PROMPT_TILE = 64
 MAX_DECODE_ROWS = 512
 FEW_ROWS = 4
@@ -62,7 +64,8 @@ class RowsView:
 
     @property
     def tile_rows(self) -> int:
-        return tile_rows_for(self.capacity)
+        """The most rows of a tile: few for decode steps, where a segment has few rows, more for prompts."""
+        return DECODE_TILE if self.is_decode else PROMPT_TILE
 
     @property
     def most_form(self) -> int:
@@ -89,12 +92,8 @@ def num_words(capacity: int) -> int:
 
 def most_tiles(num_rows: int, max_segments: int) -> int:
     """An upper bound of the tiles of a step of `num_rows` rows: segments, gaps between them, and full tiles."""
-    return min(num_rows, num_rows // tile_rows_for(num_rows) + 2 * max_segments + 1)
-
-
-def tile_rows_for(num_rows: int) -> int:
-    """Rows a tile: few for decode steps, where a segment has few rows, more for prompts."""
-    return DECODE_TILE if num_rows <= MAX_DECODE_ROWS else PROMPT_TILE
+    full = NARROW_TILE if num_rows <= MAX_DECODE_ROWS else PROMPT_TILE
+    return min(num_rows, num_rows // full + 2 * max_segments + 1)
 
 
 def form_of(rank: int) -> int:
@@ -111,10 +110,10 @@ def pack_rows(segments: Sequence[RowSegment], capacity: int, out: Words) -> int:
     words[:] = NONE
     starts, ends, slots, ranks = _runs(segments, capacity).T
     assert (starts[1:] == ends[:-1]).all(), "segments are in order and do not overlap"
-    forms, tile_rows = np.zeros_like(ranks), np.full_like(ranks, tile_rows_for(capacity))
+    forms, tile_rows = np.zeros_like(ranks), np.full_like(ranks, PROMPT_TILE)
     if capacity <= MAX_DECODE_ROWS:
         forms = np.searchsorted(NARROW_RANK << np.arange(1 << FORM_BITS), ranks)
-        tile_rows = np.where(forms == 0, DECODE_TILE // 2, DECODE_TILE >> np.maximum(forms - 1, 0))
+        tile_rows = np.where(forms == 0, NARROW_TILE, DECODE_TILE)
     counts = -(-(ends - starts) // tile_rows)
     run_of = np.repeat(np.arange(len(starts)), counts)
     nth = np.arange(len(run_of)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -117,12 +117,13 @@ def test_a_weight_that_is_stored_the_other_way_round_serves_too() -> None:
     assert distance(y, product(x, weight, None) + arena.expected(x, segments, DOWN)) < 2e-6
 
 
-@pytest.mark.parametrize("rank", [1, 7, 8, 17, 40, 256])
-def test_delta_of_any_rank(rank: int) -> None:
+@pytest.mark.parametrize("rank", [1, 7, 8, 17, 40, 100, 256])
+@pytest.mark.parametrize("many", [3, 21], ids=["few rows", "many rows"])
+def test_delta_of_any_rank(rank: int, many: int) -> None:
     arena = arena_for(DOWN, [rank, 3], torch.float32)
-    segments = arena.segments([(0, 1), (1, 2), (0, 3)])
-    x = random(6, DOWN.in_features, dtype=torch.float32)
-    delta = delta_of(arena, x, DOWN, arena.view(segments, 6))
+    segments = arena.segments([(0, 1), (1, 2), (0, many)])
+    x = random(3 + many, DOWN.in_features, dtype=torch.float32)
+    delta = delta_of(arena, x, DOWN, arena.view(segments, 3 + many))
     assert distance(delta, arena.expected(x, segments, DOWN)) < 2e-6
 
 

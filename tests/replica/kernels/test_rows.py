@@ -12,6 +12,7 @@ from replica.kernels.rows import (
     RowSegment,
     RowsView,
     form_of,
+    most_tiles,
     num_words,
     pack_rows,
 )
@@ -39,17 +40,16 @@ def test_form_is_how_often_eight_doubles(rank: int, form: int) -> None:
 def test_tiles_have_the_rows_of_their_form_and_entries_follow_one_another() -> None:
     segments = [RowSegment(1, 13, 0, 8), RowSegment(13, 33, 1, 16), RowSegment(33, 38, 2, 64)]
     assert packed(segments, 40) == (
-        8,
-        1 + 2 + 4 + 16 + 1,
+        7,
+        1 + 2 + 4 + 8 + 1,
         [
             (0, 1, NONE, 0, 0),
             (1, 9, 0, 0, 1),
             (9, 13, 0, 0, 2),
             (13, 29, 1, 1, 3),
             (29, 33, 1, 1, 5),
-            (33, 37, 2, 3, 7),
-            (37, 38, 2, 3, 15),
-            (38, 40, NONE, 0, 23),
+            (33, 38, 2, 3, 7),
+            (38, 40, NONE, 0, 15),
         ],
     )
 
@@ -66,3 +66,12 @@ def test_entries_are_never_more_than_the_view_has_room_for(capacity: int) -> Non
     for rank in (1, 8, 16, 31, 100, 256):
         num_tiles, num_entries, _ = packed([RowSegment(0, capacity, 0, rank)], capacity)
         assert num_entries <= RowsView(torch.empty(0), capacity, num_tiles, rank).max_entries
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 64, MAX_DECODE_ROWS, MAX_DECODE_ROWS + 1, 2048])
+def test_a_recording_has_room_for_the_tiles_of_any_step(num_rows: int) -> None:
+    """One segment of any rank, with gaps before and after; and base rows alone."""
+    for rank in (1, 8, 9, 16, 64, 256):
+        for segments in ([], [RowSegment(0, num_rows, 0, rank)], [RowSegment(num_rows // 3, num_rows // 2, 0, rank)]):
+            num_tiles, _, _ = packed(segments, num_rows)
+            assert num_tiles <= most_tiles(num_rows, max_segments=max(1, len(segments)))
