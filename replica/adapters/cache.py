@@ -223,9 +223,7 @@ class AdapterCache:
     def _warm(self, digest: str) -> None:
         with suppress(ReplicaError):
             if self._planner.plan(self._store.manifest(digest)).num_bytes <= self._host.free_bytes:
-                self._loader.check(digest)
-                if not self._host.touch(digest):
-                    self._loader.request(digest, ahead=True)
+                self._loader.bring(digest, ahead=True)
             else:
                 self._host.touch(digest)
 

@@ -169,7 +169,7 @@ def _read_piece(file: TensorFile, parts: Sequence[_Part], data: torch.Tensor, sp
     image, size = bytes_of(data).data, data.element_size()
     places = [image[part.first * size : part.last * size] for part in parts]
     targets = [
-        place if part.lies_as_in(data) else memoryview(bytearray(part.end - part.start))
+        place if part.lies_as_in(data) else bytes_of(torch.empty(part.end - part.start, dtype=torch.uint8)).data
         for part, place in zip(parts, places, strict=True)
     ]
     for first, last in _runs(parts):

@@ -107,6 +107,17 @@ class ImageLoader:
             flight = self._flights[digest] = _Flight(digest, self._clock(), hold, ahead)
         self._readers.submit(self._read, flight)
 
+    def bring(self, digest: str, ahead: bool = False) -> bool:
+        """Request an image unless it is in the host cache, which is true then, and it counts as used now.
+
+        Raises as `check` does.
+        """
+        self.check(digest)
+        is_here = self._host.touch(digest)
+        if not is_here:
+            self.request(digest, ahead=ahead)
+        return is_here
+
     def check(self, digest: str) -> None:
         """Raises UnknownAdapter, or what the last load raised while that is not older than the time to live.
 

@@ -120,13 +120,10 @@ class MissPath:
 
     def _start(self, digest: str) -> Waiter:
         """A new waiter, with its load under way."""
-        self._loader.check(digest)
         waiter = Waiter(digest, self._clock())
-        self.waiters.append(waiter)
-        if self._host.touch(digest):
+        if self._loader.bring(digest):
             waiter.state = WaiterState.IN_HAND
-        else:
-            self._loader.request(digest)
+        self.waiters.append(waiter)
         return waiter
 
     def _on_loaded(self, waiter: Waiter, loaded: Loaded) -> None:

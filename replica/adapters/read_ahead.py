@@ -43,10 +43,9 @@ class ReadAhead:
         with self._lock:
             while self._wanted and self._may_begin():
                 digest = self._wanted.popleft()
-                if not is_needless(digest) and not self._host.touch(digest):
+                if not is_needless(digest):
                     with suppress(ReplicaError):
-                        self._loader.check(digest)
-                        self._loader.request(digest)
+                        self._loader.bring(digest)
 
     def _may_begin(self) -> bool:
         return (
