@@ -80,8 +80,8 @@ class NodeStore:
         Raises AdapterTooLarge when the store can never hold it, AdapterUnavailable when no good bytes are to be had.
         """
         path = self._file(manifest.digest)
-        if not _has_sha256(path, manifest.blob_sha256):
-            self.num_damaged += path.exists()
+        if _is_damaged(path, manifest.blob_sha256):
+            self.num_damaged += 1
             remove_unread(path, wait=True)
         self._ensure(manifest)
         self.remember(manifest)
@@ -267,9 +267,10 @@ def _touch(path: Path) -> bool:
     return True
 
 
-def _has_sha256(path: Path, sha256: str) -> bool:
+def _is_damaged(path: Path, sha256: str) -> bool:
+    """A file that is not there is not: another thread may be putting it there."""
     try:
-        return sha256_of(path) == sha256
+        return sha256_of(path) != sha256
     except FileNotFoundError:
         return False
 
