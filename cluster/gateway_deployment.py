@@ -70,6 +70,7 @@ class GatewayDeployment:
         loop = asyncio.get_running_loop()
         self._following = loop.create_task(self._follow())
         self._pulsing = loop.create_task(self._pulse())
+        self._preloading = loop.create_task(self._preload())
         self._sharing = loop.create_task(self._share_limits())
         self._telling = loop.create_task(tell_forever(self._journal.ledger, self._registry))
         if not await wait_until_set(self._has_catalog, FIRST_CATALOG_S):
@@ -122,12 +123,20 @@ class GatewayDeployment:
                 now_s = time.monotonic()
                 if is_news or now_s - told_s >= self._config.router.placement.pulse_s:
                     told_s = now_s
-                    await self._gateway.preload()
                     await self._gateway.exchange(self._gateway_id, self._registry)
             except RegistryError as error:
                 logger.debug("pulse: %s", error.message)
             except Exception:
                 logger.exception("the gateway's pulse stumbled; it goes on")
+
+    async def _preload(self) -> None:
+        """Bring adapters to their homes by the clock, for ever; the pulse may not wait for replicas."""
+        while True:
+            await asyncio.sleep(self._config.router.placement.pulse_s)
+            try:
+                await self._gateway.preload()
+            except Exception:
+                logger.exception("preloading stumbled; it goes on")
 
     async def _share_limits(self) -> None:
         """Hold this gateway's parts of tenants' limits for ever; a request that waits for a part is told at once."""
@@ -147,14 +156,12 @@ class GatewayDeployment:
         self._fleet.follow(frozenset(replica.replica_id for replica in self._catalog.replicas))
 
     def check_health(self) -> None:
-        if self._following.done() or self._pulsing.done() or self._sharing.done():
+        if any(task.done() for task in (self._following, self._pulsing, self._preloading, self._sharing)):
             raise RuntimeError("the gateway no longer follows the catalog")
 
     async def __del__(self) -> None:
-        self._following.cancel()
-        self._pulsing.cancel()
-        self._sharing.cancel()
-        self._telling.cancel()
+        for task in (self._following, self._pulsing, self._preloading, self._sharing, self._telling):
+            task.cancel()
         await tell_last(self._journal.ledger, self._registry)
         try:
             await self._registry.leave_gateway(self._gateway_id)

@@ -11,11 +11,13 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 VARIABLE = "HAPROXY_LISTENER"
 """Names the socket where HAProxy's start script asks for the port."""
 BACKLOG = 4096
+RETRY_S = 0.1
 
 
 class Listener:
@@ -27,17 +29,19 @@ class Listener:
     def __init__(self, host: str, port: int) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="lf-port-"))  # only this user may look into it
         self.path = self._folder / "listener"
+        self._door = socket.socket(socket.AF_UNIX)
         try:
+            self._door.bind(str(self.path))
+            self._door.listen()
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
         except OSError:
+            self._door.close()
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         self.port: int = self._socket.getsockname()[1]
         self._name = f"{host}:{self.port}".encode()
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind(str(self.path))
-        self._door.listen()
+        self._is_closed = False
         threading.Thread(target=self._hand_out, name="listener", daemon=True).start()
 
     def __repr__(self) -> str:
@@ -45,6 +49,7 @@ class Listener:
 
     def close(self) -> None:
         """Refuse connections from now on, but for those that an HAProxy takes."""
+        self._is_closed = True
         for each in (self._door, self._socket):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -52,11 +57,15 @@ class Listener:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _hand_out(self) -> None:
+        """Until it is closed: what fails for a moment (no descriptor is free, say) may not keep out the next HAProxy."""
         while True:
             try:
                 asker, _ = self._door.accept()
             except OSError:
-                return
+                if self._is_closed:
+                    return
+                time.sleep(RETRY_S)
+                continue
             with asker, contextlib.suppress(OSError):
                 socket.send_fds(asker, [self._name], [self._socket.fileno()])
 

@@ -29,7 +29,7 @@ def main(config: str) -> None:
         try:
             listen_for_proxies(host, port)
         except OSError as error:
-            sys.exit(f"{host}:{port}: {error.strerror}")
+            sys.exit(f"{host}:{port}: {error.strerror or error}")
     ray.init(address="local", namespace="serve", include_dashboard=False)
     cli(["run", "--app-dir", ".", config])
 

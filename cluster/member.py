@@ -101,7 +101,10 @@ class Member:
             await asyncio.sleep(RETRY_S if self.refusal is None else REFUSED_RETRY_S)
 
     async def joined(self) -> None:
-        """Return when the replica has joined for the first time, or the fleet has refused its base."""
+        """Return when the replica has joined for the first time, or cannot: its base was refused, or its engine died.
+
+        Serve asks for its health from then on.
+        """
         await self._settled.wait()
 
     def _tell(self, trouble: str | None) -> None:
@@ -130,6 +133,7 @@ class Member:
         self._apply(await self._registry.changes(0))
         await self._staging.settle()
         if not self._stager.is_alive():
+            self._settled.set()
             raise EngineDead("the step loop makes no progress")
         record = await self._registry.join_replica(
             self._replica_id, self._node_id, self._num_slots, self._base.digest, self._staging.staged()

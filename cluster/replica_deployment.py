@@ -122,10 +122,11 @@ class ReplicaDeployment:
     async def _end_process(self) -> None:
         """Leave the fleet and end: Serve would wait for requests that cannot end, and a replacement for the GPU."""
         logger.critical("the step loop makes no progress; the process ends")
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(LEAVE_S):
                 await self._member.leave()
-        os._exit(1)
+        finally:
+            os._exit(1)
 
     async def generate(self, request: GenerateRequest, gateway_id: str, replica_id: str) -> None:
         """Run a request to its end; its tokens travel on the gateway's channel. Cancelling the call aborts it."""

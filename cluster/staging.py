@@ -116,9 +116,11 @@ class Staging:
             self._pinning = asyncio.create_task(self._keep(self._pinning))
 
     async def _keep(self, before: asyncio.Task[None] | None) -> None:
+        """After the word before it; of several that wait, the last one alone says what is pinned by then."""
         if before is not None:
             await asyncio.gather(before, return_exceptions=True)
-        await self._stager.keep(self._pinned)
+        if self._pinning is asyncio.current_task():
+            await self._stager.keep(self._pinned)
 
     def _warm_ways_back(self, changed: Iterable[AdapterRecord]) -> None:
         """Where an alias has just moved, a rollback shall find the version before it as warm as it was."""

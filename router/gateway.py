@@ -284,6 +284,7 @@ class Gateway:
         self._fleet = fleet
         self._readiness = Readiness(fleet, clock)
         self._preloads = PreloadClock()
+        self._scheduled: tuple[AdapterRecord, ...] = ()
         self._peers = peers or NoPeers()
         self._wall_clock = wall_clock
         self._tokenizer: BaseTokenizer | None = None
@@ -306,6 +307,7 @@ class Gateway:
             self._tokenizer = tokenizer
             names = [adapter.name for adapter in self.catalog.adapters if _is_served(adapter)]
             self.placement.update(names, self.catalog.replicas)
+            self._scheduled = tuple(adapter for adapter in self.catalog.adapters if adapter.preload is not None)
             self.metrics.keep_only({key for _, key in versions_in_service(self.catalog.adapters)})
             if delta.access is not None:
                 self.limits.keep_only(delta.access.limits)
@@ -381,8 +383,10 @@ class Gateway:
         await self._prefetch(self.placement.hear(await source.pulse_gateway(self.placement.pulse(gateway_id))))
 
     async def preload(self) -> None:
-        """Bring adapters to their homes whose time has come since the last call."""
-        due = self._preloads.due(self.catalog.adapters, self.wall_s())
+        """Bring adapters to their homes whose time has come since the last call; it waits while there is no replica."""
+        if not self.catalog.replicas:
+            return
+        due = self._preloads.due(self._scheduled, self.wall_s())
         await self._prefetch([(name, home.replica_id) for name in due for home in self.placement.policy.homes(name)])
 
     async def _prefetch(self, homes: Sequence[tuple[str, str]]) -> None:

@@ -194,8 +194,9 @@ async def test_replica_that_makes_no_progress_does_not_join(fleet: Fleet, monkey
     monkeypatch.setattr("cluster.member.RETRY_S", 0.02)
     stager = FakeStager()
     stager.alive = False
-    async with fleet.member(stager, joins=False):
+    async with fleet.member(stager, joins=False) as member:
         await until(lambda: fleet.plain.base() is not None)
+        await asyncio.wait_for(member.joined(), 10)  # and its health is asked for
         await asyncio.sleep(0.3)
         assert fleet.plain.replicas() == ()
         stager.alive = True

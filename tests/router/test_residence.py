@@ -57,6 +57,16 @@ async def test_gateway_brings_the_live_version_to_its_homes() -> None:
     assert stack.fleet.prefetched == [(home.replica_id, version.digest)]
 
 
+async def test_a_turn_waits_while_there_is_no_replica() -> None:
+    stack = Stack()
+    hourly = adapter_record("legal").model_copy(update={"preload": Preload(every_s=3600)})
+    await stack.gateway.apply(delta(adapters=(hourly,), num_replicas=0))
+    await stack.gateway.preload()
+    await stack.gateway.apply(delta(revision=2, adapters=(hourly,)))
+    await stack.gateway.preload()
+    assert len(stack.fleet.prefetched) == 1
+
+
 async def test_pin_and_preload_over_http() -> None:
     async with running() as stack:
         stack.registry.records["legal"] = adapter_record("legal")
