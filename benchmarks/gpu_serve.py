@@ -69,13 +69,6 @@ class Work:
 WORKS = {"llama-8b": Work(), "tiny": Work(4, 4, 8, 16, 16, 2, 12, 256, 256, 1 << 20)}
 
 
-class FullVocabulary(FleetProcess):
-    """A fleet that finds what this process finds: on a GPU machine packages lie in a folder of their own."""
-
-    def _environment(self) -> dict[str, str]:
-        return {**super()._environment(), "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-
-
 def name_every_token(folder: Path, vocab_size: int) -> None:
     """A tokenizer that has text for whatever the model chooses."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -239,9 +232,7 @@ def over_fleet(bench: Bench, num_replicas: int) -> dict[str, list[float]]:
         "gateways": {"count": num_replicas},
         "router": {"placement": {"load_factor": bench.work.load_factor}},
     }
-    with FullVocabulary(
-        str(bench.base_folder), num_replicas=num_replicas, replica=bench.fields, fleet=fleet
-    ) as running:
+    with FleetProcess(str(bench.base_folder), num_replicas=num_replicas, replica=bench.fields, fleet=fleet) as running:
         ready_s = time.perf_counter() - started_s
         names = bench.push_all(running.url)
         print(f"{num_replicas} replicas: ready in {ready_s:.1f} s, {len(names)} adapters pushed in "

@@ -23,7 +23,6 @@ import gc
 import hashlib
 import json
 import logging
-import math
 import os
 import statistics
 import subprocess
@@ -38,6 +37,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.instructions import FOLDER, Instructions, under_valgrind
+from benchmarks.intervals import ratio_of
 from benchmarks.provenance import save
 from cluster.replica_journal import ReplicaJournal
 from registry.catalog import Catalog, Resolution
@@ -410,19 +410,6 @@ async def measure(args: argparse.Namespace, setups: Sequence[Setup]) -> dict[str
     return costs
 
 
-T_95 = {10: 2.262, 12: 2.201, 15: 2.145, 20: 2.093, 30: 2.045, 40: 2.023, 60: 2.001, 120: 1.98, 400: 1.966}
-"""Student's t for a two-sided 95 % interval, by the number of rounds."""
-
-
-def ratio_of(ours: Sequence[float], none: Sequence[float]) -> tuple[float, float, float]:
-    """Geometric mean of the rounds' ratios, and its 95 % interval."""
-    logs = [math.log(one / other) for one, other in zip(ours, none, strict=True)]
-    num_rounds = max(count for count in T_95 if count <= len(logs))
-    half = T_95[num_rounds] * statistics.stdev(logs) / math.sqrt(len(logs))
-    mean = statistics.mean(logs)
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
-
-
 def report(setups: Sequence[Setup], costs: Mapping[str, Sequence[float]], unit: str) -> list[dict[str, Any]]:
     none, rows = setups[0], []
     for setup in setups:
@@ -446,7 +433,7 @@ def main() -> None:
     parser.add_argument("--instructions", action="store_true", help="count them under valgrind, instead of seconds")
     parser.add_argument("--name", help="of the file in results; metrics_cost_<engine> by default")
     args = parser.parse_args()
-    assert args.rounds >= min(T_95), "ten rounds at least"
+    assert args.rounds >= 10, "ten rounds at least"
     if args.instructions and FOLDER not in os.environ:
         with tempfile.TemporaryDirectory() as folder:
             under_valgrind("benchmarks.metrics_cost", sys.argv[1:], Path(folder))

@@ -21,8 +21,7 @@ import httpx
 from benchmarks.provenance import save
 from cluster.console.client import ControlClient
 from cluster.console.errors import ControlError
-from cluster.console.follow import UNDER_WAY
-from registry.types import Activation, ActivationState, PushResult, StagingState
+from registry.types import UNDER_WAY, Activation, ActivationState, PushResult, StagingState
 from tests.fleet_process import REGISTRY, REPLICA, FleetProcess
 from tests.tiny_models import make_adapter, make_model
 

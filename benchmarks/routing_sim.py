@@ -9,7 +9,6 @@ an H200. `lorafleet` is the code that gateways run; the others follow their publ
 """
 
 import argparse
-import math
 import statistics
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.intervals import ratio_of  # noqa: E402
 from benchmarks.provenance import save  # noqa: E402
 from cluster.planning import workloads  # noqa: E402
 from cluster.planning.machine import Machine  # noqa: E402
@@ -34,8 +34,6 @@ TYPICAL_ADAPTERS = 40
 """Distinct adapters in a batch of 64 rows, about; only to set the rate."""
 FULL_SIZES, LARGE_SIZE = (4, 16), 64
 OURS = "lorafleet"
-STUDENT_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
-"""Half-width of a 95 % interval in standard errors, by degrees of freedom."""
 
 
 def streams(num_replicas: int, arguments: argparse.Namespace) -> Iterator[Workload]:
@@ -89,9 +87,7 @@ def compare(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         seeds = [key[3] for key in p99 if key[:3] == (replicas, workload, policy)]
         ours = [p99[replicas, workload, OURS, seed] for seed in seeds]
         theirs = [p99[replicas, workload, policy, seed] for seed in seeds]
-        logs = [math.log(other / own) for other, own in zip(theirs, ours, strict=True)]
-        middle, half = statistics.fmean(logs), STUDENT_95[len(logs) - 1] * statistics.stdev(logs) / math.sqrt(len(logs))
-        ratio, low, high = (round(math.exp(each), 3) for each in (middle, middle - half, middle + half))
+        ratio, low, high = (round(each, 3) for each in ratio_of(theirs, ours))
         found.append(
             {
                 "replicas": replicas,
@@ -125,6 +121,8 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", help="only these")
     parser.add_argument("--load-factor", type=float, default=PlacementConfig().load_factor)
     arguments = parser.parse_args()
+    if arguments.seeds > 1 and arguments.policies and OURS not in arguments.policies:
+        parser.error(f"several seeds are compared with {OURS}: name it in --policies")
     rows, began_s = [], time.process_time()
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         for row in table(arguments, seed):

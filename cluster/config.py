@@ -89,11 +89,8 @@ class FleetConfig(BaseModel):
 
     @property
     def placement(self) -> PlacementConfig:
-        """`router.placement` with `min_load_bound` at most the rows of a replica: a home gets no more than it can run
-        while others have room."""
-        given = self.router.placement
-        rows = self.replica.scheduler.max_num_seqs
-        return given.model_copy(update={"min_load_bound": min(given.min_load_bound, rows)})
+        """`router.placement`, for replicas with as many rows as these have."""
+        return self.router.placement.for_rows(self.replica.scheduler.max_num_seqs)
 
 
 Model = TypeVar("Model", bound=BaseModel)

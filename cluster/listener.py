@@ -57,7 +57,7 @@ class Listener:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _hand_out(self) -> None:
-        """Until it is closed: what fails for a moment (no descriptor is free, say) may not keep out the next HAProxy."""
+        """Until it is closed: what fails for a moment (no free descriptor, say) may not keep out the next HAProxy."""
         while True:
             try:
                 asker, _ = self._door.accept()

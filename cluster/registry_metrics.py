@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from registry.figures import OPEN, Propagation, RegistryFigures
-from registry.types import ActivationState
+from registry.figures import Propagation, RegistryFigures
+from registry.types import UNDER_WAY, ActivationState
 from telemetry import catalogue
 from telemetry.exporter import Exporter, Reading
 
@@ -42,7 +42,7 @@ def readings(figures: RegistryFigures) -> Iterator[Reading]:
         yield Reading(catalogue.VERSIONS, count, (version_state,))
     for state in ENDED:
         yield Reading(catalogue.ACTIVATIONS, figures.activations[state], (state,))
-    for state in OPEN:
+    for state in UNDER_WAY:
         yield Reading(catalogue.ACTIVATIONS_OPEN, figures.activations[state], (state,))
     yield Reading(catalogue.OLDEST_OPEN, figures.oldest_open_s)
 

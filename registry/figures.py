@@ -7,10 +7,9 @@ from typing import TypeVar
 from sqlalchemy import Column, Connection, case, func, select
 
 from registry import records, tables
-from registry.types import ActivationState, Record, VersionState
+from registry.types import UNDER_WAY, ActivationState, Record, VersionState
 
 State = TypeVar("State", bound=StrEnum)
-OPEN = (ActivationState.PENDING, ActivationState.FLIPPED)
 a, r, g = tables.activations.c, tables.replicas.c, tables.gateways.c
 
 
@@ -43,7 +42,7 @@ def read(connection: Connection, bounds_s: Sequence[float], now_s: float) -> Reg
     revision = records.revision(connection)
     replicas = connection.execute(select(r.replica_id, r.revision, r.drained).order_by(r.replica_id)).all()
     gateways = connection.execute(select(g.gateway_id, g.revision).order_by(g.gateway_id)).all()
-    oldest_s = connection.execute(select(func.min(a.requested_at_s)).where(a.state.in_(OPEN))).scalar_one()
+    oldest_s = connection.execute(select(func.min(a.requested_at_s)).where(a.state.in_(UNDER_WAY))).scalar_one()
     v = tables.versions.c
     return RegistryFigures(
         revision=revision,

@@ -445,6 +445,10 @@ class ActivationState(StrEnum):
     SUPERSEDED = "superseded"
 
 
+UNDER_WAY = (ActivationState.PENDING, ActivationState.FLIPPED)
+"""The states in which an activation has not ended."""
+
+
 class Activation(Record):
     """A durable wish to point an alias at a version."""
 

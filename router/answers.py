@@ -5,10 +5,8 @@ from collections.abc import Iterable
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
-from registry.types import Activation, ActivationState
+from registry.types import UNDER_WAY, Activation
 from router.gateway import Gateway
-
-UNDER_WAY = (ActivationState.PENDING, ActivationState.FLIPPED)
 
 
 def answer(record: BaseModel, status: int = 200) -> Response:

@@ -1,5 +1,6 @@
 """The HTTP application: a list of routes, each with the scope it needs, and a list of middleware."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -114,7 +115,7 @@ class Description:
 
     def __init__(self) -> None:
         self._routes: Sequence[Endpoint] = ()
-        self._document: dict[str, object] = {}
+        self._body = b""
 
     def tell_of(self, routes: Sequence[Endpoint]) -> None:
         unknown = [route for route in routes if (route.method, route.path) not in DOCS]
@@ -122,8 +123,9 @@ class Description:
         self._routes = routes
 
     async def answer(self, request: Request, caller: Principal) -> Response:
-        self._document = self._document or document(self._routes, DOCS, PARAMETERS)
-        return JSONResponse(self._document)
+        if not self._body:  # streams go on meanwhile
+            self._body = bytes(JSONResponse(await asyncio.to_thread(document, self._routes, DOCS, PARAMETERS)).body)
+        return Response(self._body, media_type="application/json")
 
 
 def create_app(gateway: Gateway, *, server_repeats_id: bool = False) -> FastAPI:

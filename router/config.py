@@ -39,6 +39,11 @@ class PlacementConfig(Settings):
     probe_timeout_s: float = Field(default=5.0, gt=0)
     """Without an answer to that within this time, the replica counts as gone."""
 
+    def for_rows(self, num_rows: int) -> "PlacementConfig":
+        """With `min_load_bound` at most the rows of a replica: a home gets no more than it can run while others have
+        room."""
+        return self.model_copy(update={"min_load_bound": min(self.min_load_bound, num_rows)})
+
 
 class RequestLimits(Settings):
     """What one inference request may ask for."""

@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterable
 
 from registry.types import AdapterRecord, Preload
-
-DAY_S = 24 * 3600
+from registry.usage_records import DAY_S
 
 
 class PreloadClock:

@@ -23,6 +23,7 @@ from registry.types import (
 from router import answer_shapes as shapes
 from router.deadline import TIMEOUT_HEADER
 from router.fleet_api import MAX_SEARCH_CHARS
+from router.openai_api import STICKY_HEADER
 from router.openapi import JSON, About, Query, Schema, answers
 from router.params import MAX_DIGITS
 from router.schemas import (
@@ -75,7 +76,7 @@ _page = (
 )
 _inference: Mapping[str, Any] = {
     "headers": (
-        Query("x-lorafleet-sticky", _text, "requests with one value get one version while a canary stands"),
+        Query(STICKY_HEADER, _text, "requests with one value get one version while a canary stands"),
         Query(TIMEOUT_HEADER, _seconds, "shortens the time that the request may take"),
     ),
     "errors": (400, 404, 410, 429, 502, 504),

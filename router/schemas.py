@@ -6,8 +6,10 @@ Fields that would change the answer are typed `Unsupported` and refused unless t
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, ValidationInfo
 from pydantic_core import PydanticCustomError
+
+from registry.types import Preload
 
 INT64_MAX = 2**63 - 1
 
@@ -64,8 +66,10 @@ class Body(BaseModel):
     )
 
 
-Revision = Annotated[int, Field(ge=0, le=INT64_MAX)]
-VersionNumber = Annotated[int, Field(ge=1, le=INT64_MAX)]
+Natural = Annotated[int, Field(ge=0, le=INT64_MAX)]
+Positive = Annotated[int, Field(ge=1, le=INT64_MAX)]
+Revision = Natural
+VersionNumber = Positive
 Seconds = Annotated[float, Field(gt=0, le=1e10)]
 """A time to come: three centuries are for ever."""
 
@@ -282,28 +286,21 @@ class CallersBody(Body):
     callers: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=1000)]
 
 
-class PreloadBody(Body):
+class PreloadBody(Preload):
     """PUT /v1/adapters/{name}/preload: every so many seconds, or each day at that time of UTC."""
 
-    every_s: Annotated[float, Field(ge=1, le=30 * 24 * 3600)] | None = None
-    at: Annotated[str, Field(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")] | None = None
-
-    @model_validator(mode="after")
-    def _is_one(self) -> "PreloadBody":
-        if (self.every_s is None) == (self.at is None):
-            raise ValueError("say either `every_s` or `at`")
-        return self
+    model_config = Body.model_config
 
 
 class LimitsBody(Body):
     """PATCH /v1/tenants/{tenant}: what is named changes, null goes back to the configuration's default."""
 
-    max_concurrent: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
-    requests_per_minute: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
-    tokens_per_minute: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
-    max_adapters: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
-    max_stored_bytes: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
-    max_slots: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
+    max_concurrent: Positive | None = None
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None
+    max_adapters: Natural | None = None
+    max_stored_bytes: Natural | None = None
+    max_slots: Positive | None = None
     weight: Annotated[float, Field(gt=0, le=1000)] | None = None
 
 

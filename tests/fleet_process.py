@@ -110,7 +110,7 @@ class FleetProcess:
         return {
             **{key: value for key, value in os.environ.items() if not key.startswith(("LORAFLEET_", "RAY_"))},
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
             "LORAFLEET_URL": self.url,
             "RAY_TMPDIR": str(self.folder),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),

@@ -1,10 +1,10 @@
 """The verdict of `make audit`: packages that could not be looked up are not clean."""
 
-from importlib.machinery import SourceFileLoader
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.deploy_scripts import load_script
 
 PACKAGES = ["one==1.0", "two==2.0"]
 CLEAN = {"name": "One", "version": "1.0", "vulns": []}
@@ -14,10 +14,7 @@ SKIPPED = {"name": "two", "skip_reason": "Dependency not found on PyPI and could
 
 @pytest.fixture
 def audit(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr("sys.dont_write_bytecode", True)
-    module = ModuleType("audit")
-    SourceFileLoader(module.__name__, str(Path(__file__).parent.parent / "deploy" / "audit")).exec_module(module)
-    return module
+    return load_script("audit", monkeypatch)
 
 
 def test_every_package_known_and_none_vulnerable_is_clean(audit: ModuleType) -> None:

@@ -7,14 +7,13 @@ from typing import Any
 from cluster.console.client import ControlClient
 from cluster.console.errors import Refused, Unreachable
 from cluster.console.render import ShowWait
-from registry.types import Activation, ActivationState
+from registry.types import UNDER_WAY, Activation, ActivationState
 
 POLL_S = 0.5
 HOLD_S = 2.0
 """How long the server may hold one question about an activation."""
 PAUSE_S = 0.05
 """Between two questions, should the server not hold them."""
-UNDER_WAY = (ActivationState.PENDING, ActivationState.FLIPPED)
 
 Sleep = Callable[[float], None]
 Clock = Callable[[], float]

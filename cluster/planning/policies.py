@@ -208,7 +208,7 @@ def policies(
 ) -> dict[str, Callable[[], Policy]]:
     """Makers of every policy, by name; the fleet's own is `lorafleet`, as `cluster.config` sets it up."""
     names = [adapter_name(index) for index in range(num_adapters)]
-    config = config.model_copy(update={"min_load_bound": min(config.min_load_bound, machine.num_rows)})
+    config = config.for_rows(machine.num_rows)
     return {
         "lorafleet": lambda: Affinity(num_replicas, names, config, num_slots=machine.num_slots),
         "random": lambda: RandomChoice(num_replicas, seed),

@@ -1,31 +1,16 @@
 """The commands of a version's later life, through a real gateway to a real registry; backup and restore beside it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
 
 from cluster.cli import main
-from registry.catalog import Catalog
 from registry.types import VersionState
-from router.app import create_app
-from router.config import RouterConfig
-from router.gateway import Gateway
 from tests.cluster.cli_harness import Cli
-from tests.cluster.http_server import serving_app
-from tests.local_fleet import LocalRegistry
 from tests.registry.two_replicas import TwoReplicas
 from tests.registry.uploads import open_registry
-from tests.router.fakes import FakeFleet
-
-
-@contextmanager
-def serving(setup: TwoReplicas) -> Iterator[str]:
-    gateway = Gateway(RouterConfig(), Catalog(("base",)), FakeFleet(), LocalRegistry(setup.registry))
-    with serving_app(create_app(gateway)) as url:
-        yield url
 
 
 @pytest.fixture
@@ -33,12 +18,6 @@ def setup(tmp_path: Path) -> Iterator[TwoReplicas]:
     setup = TwoReplicas(tmp_path, retention={"min_age_s": 0, "unused_s": 0, "grace_s": 0})
     yield setup
     setup.registry.close()
-
-
-@pytest.fixture
-def cli(setup: TwoReplicas, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    with serving(setup) as url:
-        yield Cli(url, capsys)
 
 
 def test_canary_promote_halt_and_rollback_are_one_command_each(cli: Cli, setup: TwoReplicas) -> None:

@@ -1,27 +1,10 @@
 """`lorafleet pin`, `unpin` and `preload`, through a real gateway to a real registry."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from registry.types import Preload
 from tests.cluster.cli_harness import Cli
-from tests.cluster.test_cli_lifecycle import serving
 from tests.registry.two_replicas import TwoReplicas
-
-
-@pytest.fixture
-def setup(tmp_path: Path) -> Iterator[TwoReplicas]:
-    setup = TwoReplicas(tmp_path)
-    yield setup
-    setup.registry.close()
-
-
-@pytest.fixture
-def cli(setup: TwoReplicas, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    with serving(setup) as url:
-        yield Cli(url, capsys)
 
 
 def test_pin_and_unpin_are_one_command_each(cli: Cli, setup: TwoReplicas) -> None:

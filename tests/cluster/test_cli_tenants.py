@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -33,13 +32,6 @@ def serving(setup: TwoReplicas) -> Iterator[str]:
     gateway = Gateway(RouterConfig(), Catalog(("base",)), FakeFleet(), registry, authenticator=door)
     with serving_app(create_app(gateway)) as url:
         yield url
-
-
-@pytest.fixture
-def setup(tmp_path: Path) -> Iterator[TwoReplicas]:
-    setup = TwoReplicas(tmp_path)
-    yield setup
-    setup.registry.close()
 
 
 @pytest.fixture

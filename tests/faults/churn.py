@@ -20,8 +20,7 @@ from transformers import AutoTokenizer
 
 from cluster.console.client import ControlClient
 from cluster.console.errors import ControlError, Unreachable
-from cluster.console.follow import UNDER_WAY
-from registry.types import Activation, ActivationState, AdapterRecord, PushResult, VersionState
+from registry.types import UNDER_WAY, Activation, ActivationState, AdapterRecord, PushResult, VersionState
 from tests.tiny_models import load_peft
 
 Answer = TypeVar("Answer")

@@ -3,7 +3,8 @@
 import pytest
 
 from registry.types import AdapterRecord, Preload
-from router.preload import DAY_S, PreloadClock
+from registry.usage_records import DAY_S
+from router.preload import PreloadClock
 from tests.router.support import Stack, adapter_record, delta, error_of, running
 
 MIDNIGHT_S = 20_000.0 * DAY_S
