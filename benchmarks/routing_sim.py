@@ -1,6 +1,6 @@
 """Which routing policy keeps adapters in slots and first tokens fast? A discrete-event simulation.
 
-    python benchmarks/routing_sim.py
+    python benchmarks/routing_sim.py --seeds 8
 
 Workloads W4 (Zipf 1.0 and 1.2, Poisson) and W5 (two days, a flash crowd, adapters that appear and fade) over 1,024
 adapters, at three quarters of what the replicas can do, for 4 to 64 replicas with the step and swap times measured on
@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from benchmarks.provenance import save  # noqa: E402
 from cluster.planning import workloads  # noqa: E402
 from cluster.planning.machine import Machine  # noqa: E402
 from cluster.planning.policies import Affinity, policies  # noqa: E402
-from cluster.planning.simulator import Policy, Simulation  # noqa: E402
+from cluster.planning.simulator import Outcome, Policy, Simulation  # noqa: E402
 from cluster.planning.workloads import Workload  # noqa: E402
 from router.config import PlacementConfig  # noqa: E402
 
@@ -34,6 +34,8 @@ TYPICAL_ADAPTERS = 40
 """Distinct adapters in a batch of 64 rows, about; only to set the rate."""
 FULL_SIZES, LARGE_SIZE = (4, 16), 64
 OURS = "lorafleet"
+P99 = "p99_first_token_s"
+MEASURED = tuple(field.name for field in fields(Outcome))
 
 
 def streams(num_replicas: int, arguments: argparse.Namespace) -> Iterator[Workload]:
@@ -78,27 +80,37 @@ def table(arguments: argparse.Namespace, seed: int) -> Iterator[dict[str, Any]]:
                     yield {"seed": seed, **measure(num_replicas, workload, name, make)}
 
 
-def compare(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By cell and other policy: its p99 first token over the fleet's, seed by seed, with a 95 % interval."""
-    p99 = {(row["replicas"], row["workload"], row["policy"], row["seed"]): row["p99_first_token_s"] for row in rows}
-    cells = dict.fromkeys((row["replicas"], row["workload"], row["policy"]) for row in rows)
+def cells(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By cell and policy: the means over the seeds, and its p99 first token over the fleet's, seed by seed."""
+    grouped: dict[tuple[int, str], dict[str, list[dict[str, Any]]]] = {}
+    for row in rows:
+        grouped.setdefault((row["replicas"], row["workload"]), {}).setdefault(row["policy"], []).append(row)
     found = []
-    for replicas, workload, policy in cells:
-        seeds = [key[3] for key in p99 if key[:3] == (replicas, workload, policy)]
-        ours = [p99[replicas, workload, OURS, seed] for seed in seeds]
-        theirs = [p99[replicas, workload, policy, seed] for seed in seeds]
-        ratio, low, high = (round(each, 3) for each in ratio_of(theirs, ours))
-        found.append(
-            {
-                "replicas": replicas,
-                "workload": workload,
-                "policy": policy,
-                "p99_first_token_s": round(statistics.fmean(theirs), 4),
-                "over_ours": ratio,
-                "interval": [low, high],
-            }
-        )
+    for (replicas, workload), by_policy in grouped.items():
+        ours = [row["p99_first_token_s"] for row in by_policy.get(OURS, ())]
+        for policy, seeds in by_policy.items():
+            means = {key: round(statistics.fmean(row[key] for row in seeds), 4) for key in MEASURED}
+            cell = {"replicas": replicas, "workload": workload, "policy": policy, **means}
+            if policy != OURS and len(ours) > 1:
+                ratio, low, high = (round(each, 3) for each in ratio_of([row[P99] for row in seeds], ours))
+                cell |= {"p99_over_ours": ratio, "interval": [low, high]}
+            found.append(cell)
     return found
+
+
+def markdown(cells: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The table of `benchmarks/README.md`: slot hit rate / loads per 1,000 / largest over mean load / p99, ms."""
+    names = list(dict.fromkeys(cell["policy"] for cell in cells))
+    yield "| replicas, workload | " + " | ".join(names) + " |"
+    yield "|---" * (len(names) + 1) + "|"
+    for replicas, workload in dict.fromkeys((cell["replicas"], cell["workload"]) for cell in cells):
+        row = (figures(cell) for cell in cells if (cell["replicas"], cell["workload"]) == (replicas, workload))
+        yield f"| {replicas}, {workload} | " + " | ".join(row) + " |"
+
+
+def figures(cell: dict[str, Any]) -> str:
+    loads, skew, p99_ms = cell["loads_per_1000"], cell["load_skew"], cell[P99] * 1e3
+    return f"{cell['slot_hit_rate']:.2f} / {loads:.0f} / {skew:.2f} / {p99_ms:.0f}"
 
 
 def show(row: dict[str, Any]) -> str:
@@ -116,13 +128,11 @@ def main() -> None:
     parser.add_argument("--utilisation", type=float, default=0.75)
     parser.add_argument("--replicas", type=int, nargs="+", default=[*FULL_SIZES, LARGE_SIZE])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seeds", type=int, default=1, help="so many from --seed on, and the policies compared")
+    parser.add_argument("--seeds", type=int, default=1, help="so many from --seed on")
     parser.add_argument("--workloads", nargs="+", help="only these")
     parser.add_argument("--policies", nargs="+", help="only these")
     parser.add_argument("--load-factor", type=float, default=PlacementConfig().load_factor)
     arguments = parser.parse_args()
-    if arguments.seeds > 1 and arguments.policies and OURS not in arguments.policies:
-        parser.error(f"several seeds are compared with {OURS}: name it in --policies")
     rows, began_s = [], time.process_time()
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         for row in table(arguments, seed):
@@ -132,13 +142,14 @@ def main() -> None:
     conditions = {**vars(arguments), "machine": asdict(Machine()), "placement": placement(arguments).model_dump()}
     print(f"{took_s} s of processor time")
     conditions["processor_s"] = took_s
-    if arguments.seeds == 1:
-        print(save("routing_sim", __doc__ or "", conditions, rows))
-        return
-    compared = compare(rows)
-    for each in compared:
-        print(each)
-    print(save("routing_seeds", __doc__ or "", conditions, compared))
+    found = cells(rows)
+    for line in markdown(found):
+        print(line)
+    for cell in found:
+        if "interval" in cell:
+            print(f"{cell['replicas']:3} {cell['workload']:16} {cell['policy']:20} p99 over ours", end=" ")
+            print(f"{cell['p99_over_ours']:.3f} {cell['interval']}")
+    print(save("routing_sim", __doc__ or "", conditions, found))
 
 
 if __name__ == "__main__":
