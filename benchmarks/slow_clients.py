@@ -2,10 +2,11 @@
 
     python benchmarks/slow_clients.py
 
-The gateway's application over fakes, under uvicorn on a real socket. A quarter of the slow clients send their headers
-byte by byte, a quarter their body, a quarter read nothing of an endless stream and a quarter a few bytes a second, both
-with a small socket buffer; whoever is cut off comes again. Normal ones ask one after another; blocks with and without
-slow ones alternate.
+The gateway's application over fakes, under uvicorn on a real socket. Of the slow clients some send their headers byte
+by byte, some their body, some read nothing of an endless stream and some a few bytes a second, both with a small socket
+buffer; whoever is cut off comes again. Normal ones ask one after another. Blocks take turns: without other clients;
+with slow senders alone, held against none; with as many quick readers of such streams as there are slow ones, whose
+pieces cost the gateway what any stream's do; and with all four kinds of slow ones, held against these.
 """
 
 import argparse
@@ -14,10 +15,12 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from enum import StrEnum
 from itertools import chain
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -38,12 +41,38 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/j
 DRIP_S = 0.5
 READ_BYTES = 3
 PIECE, PIECE_S = ids_of("word " * 4), 0.2
+SETTLE_S = 8.0
 
 
-async def slow_client(host: str, port: int, kind: int) -> None:
-    """Sends its request a byte every `DRIP_S` from some point on, or hardly reads, until it is cancelled."""
+class Kind(StrEnum):
+    """What another client does all the time."""
+
+    DRIPS_HEAD = "drips head"
+    DRIPS_BODY = "drips body"
+    READS_NOTHING = "reads nothing"
+    READS_LITTLE = "reads little"
+    READS_ALL = "reads all"
+
+
+DRIPPING = (Kind.DRIPS_HEAD, Kind.DRIPS_BODY)
+SLOW_READERS = (Kind.READS_NOTHING, Kind.READS_LITTLE)
+OTHERS: dict[str, tuple[Kind, ...]] = {
+    "none": (),
+    "dripping": (*DRIPPING, *DRIPPING),
+    "quick readers": (Kind.READS_ALL, Kind.READS_ALL),
+    "slow": (*DRIPPING, *SLOW_READERS),
+}
+"""Beside whom the normal ones ask; each kind named is a quarter of `--slow`."""
+
+BASELINES = {"dripping": "none", "slow": "quick readers"}
+
+
+async def other_client(host: str, port: int, kind: Kind) -> None:
+    """Sends its request a byte every `DRIP_S` from some point on, or reads as `kind` says, until it is cancelled."""
     head = HEAD % len(BODY)
-    whole, at_once = head + BODY, (0, len(head), len(head) + len(BODY), len(head) + len(BODY))[kind]
+    whole = head + BODY
+    at_once = {Kind.DRIPS_HEAD: 0, Kind.DRIPS_BODY: len(head)}.get(kind, len(whole))
+    size, pause_s = (1 << 16, 0.0) if kind is Kind.READS_ALL else (READ_BYTES, DRIP_S)
     loop = asyncio.get_running_loop()
     while True:
         with socket.socket() as sock, suppress(OSError):
@@ -54,25 +83,29 @@ async def slow_client(host: str, port: int, kind: int) -> None:
             for byte in whole[at_once:]:
                 await loop.sock_sendall(sock, bytes([byte]))
                 await asyncio.sleep(DRIP_S)
-            while kind == 2 or await loop.sock_recv(sock, READ_BYTES):  # noqa: ASYNC110 (a pace, no event)
-                await asyncio.sleep(DRIP_S)
+            while kind is Kind.READS_NOTHING or await loop.sock_recv(sock, size):  # noqa: ASYNC110 (a pace, no event)
+                await asyncio.sleep(pause_s)
         await asyncio.sleep(DRIP_S)
 
 
-async def drip(url: str, number: int) -> None:
-    """Be `number` slow clients for ever."""
+async def be(kinds: Sequence[Kind], url: str, number: int) -> None:
+    """Be so many clients of each of these kinds for ever."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None
-    await asyncio.gather(*(slow_client(parts.hostname, parts.port, index % 4) for index in range(number)))
+    await asyncio.gather(*(other_client(parts.hostname, parts.port, kind) for kind in kinds for _ in range(number)))
 
 
 @asynccontextmanager
-async def slow_clients(url: str, number: int) -> AsyncIterator[None]:
+async def beside(kinds: Sequence[Kind], url: str, number: int) -> AsyncIterator[None]:
     """In a process of their own, so that what they cost themselves is not measured."""
-    process = await asyncio.create_subprocess_exec(sys.executable, __file__, "--slow", str(number), "--drip", url)
+    if not kinds:
+        yield
+        return
+    command = (sys.executable, __file__, "--url", url, "--slow", str(number), "--be", *kinds)
+    process = await asyncio.create_subprocess_exec(*command)
     try:
-        await asyncio.sleep(8)
+        await asyncio.sleep(SETTLE_S)
         yield
     finally:
         process.kill()
@@ -117,23 +150,32 @@ def pace(fleet: FakeFleet) -> None:
     fleet.generate = generate  # type: ignore[method-assign]
 
 
-async def measure(num_slow: int, num_requests: int, num_rounds: int) -> dict[str, float]:
-    alone, beside = list[list[float]](), list[list[float]]()
+async def measure(num_slow: int, num_requests: int, num_rounds: int) -> dict[str, Any]:
+    took: dict[str, list[list[float]]] = {name: [] for name in OTHERS}
     async with running() as stack, served(stack) as url:
         stack.fleet.script = script
         pace(stack.fleet)
         await block(url, num_requests)
         for _ in range(num_rounds):
-            alone.append(await block(url, num_requests))
-            async with slow_clients(url, num_slow):
-                beside.append(await block(url, num_requests))
-    found = {
-        f"{name}_p{q}_ms": round(quantile([*chain(*blocks)], q / 100), 2)
-        for name, blocks in (("alone", alone), ("beside", beside))
-        for q in (50, 99)
+            for name, kinds in OTHERS.items():
+                async with beside(kinds, url, num_slow // 4):
+                    took[name].append(await block(url, num_requests))
+    return {
+        name: {f"p{q}_ms": round(quantile([*chain(*blocks)], q / 100), 2) for q in (50, 99)}
+        | {f"p{q}_over_{each}": ratio(blocks, took[each], q) for q in (50, 99) for each in baselines(name)}
+        for name, blocks in took.items()
     }
-    ratios = [quantile(more, 0.99) / quantile(less, 0.99) for less, more in zip(alone, beside, strict=True)]
-    return found | {"p99_ratio": round(statistics.median(ratios), 3)}
+
+
+def baselines(name: str) -> list[str]:
+    """What a set-up is held against; whatever it is, also against no other clients."""
+    return [each for each in dict.fromkeys((BASELINES.get(name, "none"), "none")) if each != name]
+
+
+def ratio(blocks: Sequence[list[float]], others: Sequence[list[float]], q: int) -> float:
+    """The median over the rounds of one quantile over the other."""
+    pairs = zip(blocks, others, strict=True)
+    return round(statistics.median(quantile(more, q / 100) / quantile(less, q / 100) for more, less in pairs), 3)
 
 
 def main() -> None:
@@ -141,13 +183,16 @@ def main() -> None:
     parser.add_argument("--slow", type=int, default=200)
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--drip", metavar="URL", help="only be the slow clients of that server")
+    parser.add_argument("--be", nargs="+", type=Kind, help="only be `--slow` clients of each of these kinds")
+    parser.add_argument("--url", help="of the server, with --be")
     options = parser.parse_args()
-    if options.drip:
-        asyncio.run(drip(options.drip, options.slow))
+    if options.be:
+        asyncio.run(be(options.be, options.url, options.slow))
     results = asyncio.run(measure(options.slow, options.requests, options.rounds))
-    print(results)
-    print(save("slow_clients", str(__doc__), vars(options), results))
+    for name, figures in results.items():
+        print(name, figures)
+    conditions = {"slow": options.slow, "requests": options.requests, "rounds": options.rounds, "piece_s": PIECE_S}
+    print(save("slow_clients", str(__doc__), conditions, results))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 TENANTS = ("legal", "support", "pirate", "sql", "summary")
 PROMPTS_EACH = 4
 NUM_TOKENS = 64
+FEW_TOKENS = 24
 
 pytestmark = [pytest.mark.base, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -31,9 +32,9 @@ def golden_messages(tenant: str) -> Iterator[list[dict[str, str]]]:
 
 
 @torch.inference_mode()
-def greedy(model: Any, prompt: torch.Tensor) -> torch.Tensor:
+def greedy(model: Any, prompt: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """The ids that transformers' own `generate` adds with the adapter."""
-    output: torch.Tensor = model.generate(input_ids=prompt, max_new_tokens=NUM_TOKENS, do_sample=False)
+    output: torch.Tensor = model.generate(input_ids=prompt, max_new_tokens=num_tokens, do_sample=False)
     return output[0, prompt.shape[1] :]
 
 
@@ -53,7 +54,7 @@ class Answer:
     """What HTTP said, where it was asked."""
 
 
-async def mixed_answers(base: Path, folder: Path, asked_by_http: int) -> dict[str, list[Answer]]:
+async def mixed_answers(base: Path, folder: Path, asked_by_http: int, num_tokens: int) -> dict[str, list[Answer]]:
     """All prompts of all tenants at once on one replica with fewer slots than adapters, by tenant."""
     config = ReplicaConfig(
         model=ModelConfig(base=str(base), name="base", device="cpu", num_threads=2),
@@ -66,7 +67,7 @@ async def mixed_answers(base: Path, folder: Path, asked_by_http: int) -> dict[st
             await fleet.push(tenant, EXAMPLES / "adapters" / tenant)
 
         async def chat(tenant: str, messages: list[dict[str, str]]) -> str:
-            body = {"model": tenant, "messages": messages, "max_tokens": NUM_TOKENS, "temperature": 0}
+            body = {"model": tenant, "messages": messages, "max_tokens": num_tokens, "temperature": 0}
             response = await client.post("/v1/chat/completions", json=body)
             assert response.status_code == 200, response.text
             text: str = response.json()["choices"][0]["message"]["content"]
@@ -77,7 +78,7 @@ async def mixed_answers(base: Path, folder: Path, asked_by_http: int) -> dict[st
                 messages, add_generation_prompt=True, return_tensors="pt", return_dict=False
             )
             digest = fleet.gateway.catalog.resolve("default", tenant).digest
-            sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
+            sampling = SamplingParams(max_tokens=num_tokens, temperature=0)
             request = GenerateRequest(f"{tenant}-{number}", "default", digest, tuple(prompt[0].tolist()), sampling)
             chunks = [chunk async for batch in fleet.replicas["replica-0"].generate(request) for chunk in batch]
             new = torch.tensor([token_id for chunk in chunks for token_id in chunk.token_ids])
@@ -94,21 +95,23 @@ async def mixed_answers(base: Path, folder: Path, asked_by_http: int) -> dict[st
     return {tenant: [by_job[tenant, number] for number in range(PROMPTS_EACH)] for tenant in TENANTS}
 
 
-async def check(base: Path, folder: Path, num_generated: int) -> None:
+async def check(base: Path, folder: Path, num_generated: int, num_tokens: int) -> None:
     """Every answer is the adapter's greedy one; of each tenant's, `num_generated` are held against `generate`."""
     tokenizer = AutoTokenizer.from_pretrained(base)
-    for tenant, answers in (await mixed_answers(base, folder, num_generated)).items():
+    for tenant, answers in (await mixed_answers(base, folder, num_generated, num_tokens)).items():
         model = load_peft(base, EXAMPLES / "adapters" / tenant)
         for answer in answers:
             assert is_greedy(model, answer.prompt, answer.new), (tenant, tokenizer.decode(answer.new))
             if answer.text is not None:
-                assert answer.text == tokenizer.decode(greedy(model, answer.prompt), skip_special_tokens=True)
+                assert answer.text == tokenizer.decode(
+                    greedy(model, answer.prompt, num_tokens), skip_special_tokens=True
+                )
 
 
 async def test_20_mixed_greedy_answers_are_the_adapters_own(real_base: Path, tmp_path: Path) -> None:
-    await check(real_base, tmp_path, num_generated=1)
+    await check(real_base, tmp_path, num_generated=1, num_tokens=FEW_TOKENS)
 
 
 @pytest.mark.soak
 async def test_20_mixed_greedy_answers_equal_generate(real_base: Path, tmp_path: Path) -> None:
-    await check(real_base, tmp_path, num_generated=PROMPTS_EACH)
+    await check(real_base, tmp_path, num_generated=PROMPTS_EACH, num_tokens=NUM_TOKENS)

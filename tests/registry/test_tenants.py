@@ -4,7 +4,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy import select
@@ -219,6 +219,7 @@ class Sharing(RuleBasedStateMachine):
 
 
 TestSharing = Sharing.TestCase
+TestSharing.settings = settings(max_examples=40, deadline=None)
 
 
 def test_whole_limit_goes_where_it_is_wanted_and_back(registry: Registry) -> None:
