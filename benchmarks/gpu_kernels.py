@@ -29,6 +29,8 @@ NUM_ROWS = 64
 DEVICE = torch.device("cuda")
 DTYPE = torch.bfloat16
 NUM_SLOTS = 64
+LEFT = ", not added"
+"""Of a case whose sum is left to the next kernel, as in the model."""
 
 SITES: dict[str, tuple[int, tuple[int, ...]]] = {
     "qkv": (4096, (4096, 1024, 1024)),
@@ -218,7 +220,7 @@ def measure(name: str) -> list[dict[str, Any]]:
     timed = {"base": Timed(bench.base, NUM_LAYERS)}
     for count in (0, 1, 8, 32, 64):
         timed[str(count)] = Timed(bench.whole(count), NUM_LAYERS)
-        timed[f"{count}, not added"] = Timed(bench.whole(count, add=False), NUM_LAYERS)
+        timed[f"{count}{LEFT}"] = Timed(bench.whole(count, add=False), NUM_LAYERS)
     us = medians(timed)
     errors = {str(count): bench.error(count) for count in (1, 8, 64)}
     del bench, timed
@@ -243,7 +245,24 @@ def _other_ranks(name: str) -> dict[str, float]:
         "64 at r=16, half on the first projection": [Tenant(16), Tenant(16, (True, False, False))] * 32,
     }
     benches = {case: Bench(name, tenants, 16) for case, tenants in cases.items()}
-    return medians({case: Timed(bench.whole(64), 16) for case, bench in benches.items()})
+    timed = {case: Timed(bench.whole(64), 16) for case, bench in benches.items()}
+    left = {f"{case}{LEFT}": Timed(bench.whole(64, add=False), 16) for case, bench in benches.items()}
+    return medians(timed | left)
+
+
+def over_a_layer(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What each case adds at all sites together, and as a share of 64 at r=16; cases that every site has."""
+    added: dict[str, dict[str, float]] = {}
+    for row in rows:
+        added.setdefault(row["case"], {})[row["site"]] = row["added_us"]
+    sums = {case: sum(by_site.values()) for case, by_site in added.items() if by_site.keys() == SITES.keys()}
+    whole = {form: sums.get(f"64{form}") for form in ("", LEFT)}
+    found = []
+    for case, total in sums.items():
+        of_64 = whole[LEFT if case.endswith(LEFT) else ""]
+        share = round(total / of_64, 3) if of_64 else None
+        found.append({"site": "layer", "case": case, "added_us": round(total, 2), "of_64_at_r16": share})
+    return found
 
 
 SHRINKS = ((8, 128, 4, 8, 2), (8, 128, 3, 12, 2), (8, 128, 4, 8, 4), (4, 128, 4, 8, 2))
@@ -288,6 +307,7 @@ def main() -> None:
         (options.out / "gpu_kernels_tuning.json").write_text(json.dumps(results, indent=1))
         return
     rows = [row for name in names for row in measure(name)]
+    rows += over_a_layer(rows)
     device = torch.cuda.get_device_name()
     record = {"device": device, "torch": torch.__version__, "commit": commit(), "rows": rows}
     (options.out / "gpu_kernels.json").write_text(json.dumps(record, indent=1))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from registry.usage_ledger import UsageLedger
 from registry.usage_records import Consumer
+from telemetry.catalogue import DIGEST_LABEL_LENGTH
 from telemetry.logs import event
 from telemetry.traces import Span, Traceparent, Tracer, Value, parse
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 BASE = "base"
-DIGEST_CHARS = 12
 MS_PER_S = 1000.0
 NS_PER_S = 1e9
 FINE = ("stop", "length", "abort")
@@ -79,7 +79,7 @@ class ReplicaJournal:
             "tenant": request.tenant,
             "adapter": origin.name or BASE,
             "version": origin.number,
-            "digest": None if request.adapter is None else request.adapter[:DIGEST_CHARS],
+            "digest": None if request.adapter is None else request.adapter[:DIGEST_LABEL_LENGTH],
             "replica": self._replica_id,
         }
 

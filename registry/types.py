@@ -15,6 +15,7 @@ Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 NAME_PATTERN = r"^[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?$"
 ALIAS_PATTERN = r"^[a-z](?:[a-z0-9_-]{0,30}[a-z0-9])?$"
+KEY_ID_PATTERN = r"^[0-9a-f]{12}$"
 AdapterName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 AliasName = Annotated[str, StringConstraints(pattern=ALIAS_PATTERN)]
 
@@ -27,6 +28,10 @@ def is_adapter_name(name: str) -> bool:
 def is_alias_name(name: str) -> bool:
     """Whether `name` may name an alias: 1 to 32 of `a-z 0-9 _ -`, first a letter, last a letter or digit."""
     return re.fullmatch(ALIAS_PATTERN[1:-1], name) is not None
+
+
+def is_key_id(text: str) -> bool:
+    return re.fullmatch(KEY_ID_PATTERN[1:-1], text) is not None
 
 
 class Record(BaseModel):
@@ -311,7 +316,7 @@ class TenantLimits(Record):
 
 
 TenantName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-KeyId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
+KeyId = Annotated[str, StringConstraints(pattern=KEY_ID_PATTERN)]
 
 
 class TenantRecord(Record):

@@ -17,12 +17,12 @@ from replica.messages import Origin
 from router.calls import Call
 from router.errors import error_code, http_face
 from router.meters import DISCONNECT, OK, outcome_of
+from telemetry.catalogue import DIGEST_LABEL_LENGTH
 from telemetry.logs import event
 from telemetry.traces import NoTraces, Span, Traceparent, Tracer, parse
 
 logger = logging.getLogger(__name__)
 BASE = "base"
-DIGEST_CHARS = 12
 MS_PER_S = 1000.0
 NS_PER_S = 1e9
 
@@ -151,7 +151,7 @@ class Entry:
             "tenant": call.tenant,
             "adapter": found.adapter or BASE,
             "version": found.number,
-            "digest": None if found.digest is None else found.digest[:DIGEST_CHARS],
+            "digest": None if found.digest is None else found.digest[:DIGEST_LABEL_LENGTH],
             "replica": ",".join(sorted(replicas)) or None,
             "outcome": outcome,
             "prompt_tokens": call.num_prompt_tokens,

@@ -9,7 +9,6 @@ from router.pace import Pace
 from telemetry import catalogue
 from telemetry.exporter import Exporter
 from telemetry.owned import Owned
-from telemetry.series import Counter
 
 DISCONNECT = "disconnect"
 OK = "ok"
@@ -44,16 +43,12 @@ class ModelMetrics:
         self.first_token_s = self._owned.of(families.first_token_s, *key)
         self.between_tokens_s = self._owned.of(families.between_tokens_s, *key)
         self.latency_s = self._owned.of(families.latency_s, *key)
-        self._ended: dict[str, Counter] = {}
 
     def ended(self, outcome: str, latency_s: float) -> None:
         """Count a call's end."""
         self.in_flight.dec()
         self.latency_s.observe(latency_s)
-        counter = self._ended.get(outcome)
-        if counter is None:
-            counter = self._ended[outcome] = self._owned.of(self._families.requests, *self._key, outcome)
-        counter.inc()
+        self._owned.of(self._families.requests, *self._key, outcome).inc()
 
     def close(self) -> None:
         """Drop all series."""
@@ -82,15 +77,11 @@ class TenantMetrics:
         self.prompt_tokens = self._owned.of(families.tokens, tenant, "prompt")
         self.completion_tokens = self._owned.of(families.tokens, tenant, "completion")
         self.first_token_s = self._owned.of(families.first_token_s, tenant)
-        self._ended: dict[str, Counter] = {}
 
     def ended(self, outcome: str) -> None:
         """Count a call's end."""
         self.in_flight.dec()
-        counter = self._ended.get(outcome)
-        if counter is None:
-            counter = self._ended[outcome] = self._owned.of(self._families.requests, self._tenant, outcome)
-        counter.inc()
+        self._owned.of(self._families.requests, self._tenant, outcome).inc()
 
     def limited(self, limit: str) -> None:
         """Count a call that a limit refused."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from pydantic import BaseModel
@@ -16,6 +16,14 @@ KEY = "key"
 JSON = "application/json"
 
 Schema = dict[str, Any]
+
+
+def release() -> str:
+    """The version that is installed; 0 where the source runs as it lies."""
+    try:
+        return version("lorafleet")
+    except PackageNotFoundError:
+        return "0"
 
 
 class Route(Protocol):
@@ -107,7 +115,7 @@ def document(
         )
     return {
         "openapi": "3.1.0",
-        "info": {"title": "lorafleet", "version": version("lorafleet")},
+        "info": {"title": "lorafleet", "version": release()},
         "paths": paths,
         "components": {
             "schemas": schemas,

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from registry.types import ALIAS_PATTERN, LIVE_ALIAS, is_adapter_name
+from registry.types import LIVE_ALIAS, is_adapter_name, is_alias_name, is_key_id
 from router.errors import BadRequest, InvalidName
 
 MAX_DIGITS = 12
@@ -30,7 +30,7 @@ def check_adapter_name(name: str) -> str:
 
 
 def alias_name(alias: str) -> str:
-    if re.fullmatch(ALIAS_PATTERN[1:-1], alias) is None:
+    if not is_alias_name(alias):
         raise InvalidName(
             f"alias {alias[:80]!r} is not allowed; allowed: 1 to 32 lower-case letters, digits, '_' and '-', "
             f"a letter first (the default alias is {LIVE_ALIAS!r})",
@@ -54,7 +54,7 @@ def tenant_name(request: Request) -> str:
 def key_id(request: Request) -> str:
     """The path's key id. A whole key in its place, which is a secret, is not repeated in the error."""
     text = str(request.path_params["key_id"])
-    if re.fullmatch(r"[0-9a-f]{12}", text) is None:
+    if not is_key_id(text):
         raise InvalidName("a key is named by its id: 12 digits of 0-9 a-f, the middle part of the key", "key_id")
     return text
 

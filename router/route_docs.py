@@ -6,6 +6,7 @@ from typing import Any
 from registry.pulse import ReplicaState
 from registry.types import (
     ALIAS_PATTERN,
+    KEY_ID_PATTERN,
     NAME_PATTERN,
     Activation,
     AdapterAccess,
@@ -64,7 +65,7 @@ PARAMETERS: Mapping[str, Schema] = {
     "alias": {"type": "string", "pattern": ALIAS_PATTERN, "maxLength": 32},
     "number": _number,
     "activation_id": _number,
-    "key_id": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
+    "key_id": {"type": "string", "pattern": KEY_ID_PATTERN},
     "model": {"type": "string", "minLength": 1},
     "file": {"type": "string", "minLength": 1},
 }

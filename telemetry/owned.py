@@ -9,7 +9,7 @@ class Owned:
     """Makes series of its owner. After `close` they are gone for good, and changes count for nothing."""
 
     def __init__(self) -> None:
-        self._made: set[tuple[Family[Any], tuple[str, ...]]] = set()
+        self._made: dict[tuple[Family[Any], tuple[str, ...]], Any] = {}
         self._closed = False
 
     def __repr__(self) -> str:
@@ -19,8 +19,10 @@ class Owned:
         """The owner's series with these values."""
         if self._closed:
             return family.loose()
-        self._made.add((family, values))
-        return family.labels(*values)
+        made: S | None = self._made.get((family, values))
+        if made is None:
+            made = self._made[family, values] = family.labels(*values)
+        return made
 
     def close(self) -> None:
         """Drop all of them."""

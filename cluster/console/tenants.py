@@ -13,7 +13,7 @@ from cluster.console.ref import check_name
 from cluster.console.render import Grid, human_bytes
 from cluster.console.session import Session
 from cluster.console.vault import DatabaseOption, DataOption, open_registry
-from registry.types import EVERYBODY, KeyRecord, NewKey, Scope, TenantRecord
+from registry.types import EVERYBODY, KeyRecord, NewKey, Scope, TenantRecord, is_key_id
 
 TenantArgument = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's name.")]
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY_ID", help="The 12 digits in the middle of the key.")]
@@ -196,7 +196,7 @@ def seconds_of(text: str | None) -> float | None:
 
 def check_key_id(text: str) -> str:
     """Raises WrongUsage, without repeating what may be a secret."""
-    if re.fullmatch(r"[0-9a-f]{12}", text) is None:
+    if not is_key_id(text):
         raise WrongUsage("a key is named by its id: 12 digits of 0-9 a-f, the middle part of the key")
     return text
 
