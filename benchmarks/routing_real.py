@@ -102,11 +102,13 @@ class Rig:
         return GenerateRequest(f"r{self._number}", "tenant", self.manifests[adapter].digest, (5, 6, 7), sampling)
 
     async def tell_news(self, fleet: Fleet) -> None:
-        """Keep the policies' view of slots fresh."""
+        """Keep the policies' view of slots and host memory fresh."""
         while True:
-            for replica, resident in zip(self.replicas, fleet.resident, strict=True):
-                resident.clear()
-                resident.update(self.index[digest] for digest in replica.status().resident)
+            for replica, resident, hosted in zip(self.replicas, fleet.resident, fleet.hosted, strict=True):
+                status = replica.status()
+                for told, digests in ((resident, status.resident), (hosted, status.host_cached)):
+                    told.clear()
+                    told.update(self.index[digest] for digest in digests)
             await asyncio.sleep(NEWS_S)
 
     def counts(self) -> tuple[int, int, int]:
@@ -155,7 +157,7 @@ async def rig(folder: Path, name: str, base: Path, real: BaseModel, made: tuple[
 
 async def drive(rig: Rig, policy: Policy, traffic: Callable[[Callable[[int], Awaitable[float]]], Any]) -> Outcome:
     """Let `traffic` send requests by the policy, and gather what came of them."""
-    fleet = Fleet([0] * NUM_REPLICAS, [set() for _ in range(NUM_REPLICAS)], Counter())
+    fleet = Fleet.of(NUM_REPLICAS)
     served: Counter[int] = Counter()
     news = asyncio.create_task(rig.tell_news(fleet))
     before, began_s = rig.counts(), time.monotonic()

@@ -13,7 +13,7 @@ from cluster.planning.machine import Machine
 from cluster.planning.simulator import Fleet, Policy
 from cluster.planning.workloads import adapter_name
 from registry.demand import DemandConfig, DemandPlanner
-from router.affinity import COLD, IN_SLOT, AffinityPolicy
+from router.affinity import COLD, IN_HOST, IN_SLOT, AffinityPolicy
 from router.config import PlacementConfig
 from router.homes import Demand
 from router.preferences import Member, hash64
@@ -60,7 +60,10 @@ class Affinity:
         return self._index[chosen]
 
     def _stands(self, adapter: int, replica_id: str, fleet: Fleet) -> int:
-        return IN_SLOT if adapter in fleet.resident[self._index[replica_id]] else COLD
+        index = self._index[replica_id]
+        if adapter in fleet.resident[index]:
+            return IN_SLOT
+        return IN_HOST if adapter in fleet.hosted[index] else COLD
 
     def _report(self, fleet: Fleet, now_s: float) -> None:
         """What a gateway tells the registry, and the plan that comes back."""
@@ -206,8 +209,11 @@ class RendezvousSlots:
 def policies(
     num_replicas: int, machine: Machine, num_adapters: int, config: PlacementConfig, seed: int = 0
 ) -> dict[str, Callable[[], Policy]]:
-    """Makers of every policy, by name; the fleet's own is `lorafleet`, as `cluster.config` sets it up."""
-    names = [adapter_name(index) for index in range(num_adapters)]
+    """Makers of every policy, by name; the fleet's own is `lorafleet`, as `cluster.config` sets it up.
+
+    With another `seed` adapters have other names, and so other places by their hashes.
+    """
+    names = [f"{adapter_name(index)}-{seed}" for index in range(num_adapters)]
     config = config.for_rows(machine.num_rows)
     return {
         "lorafleet": lambda: Affinity(num_replicas, names, config, num_slots=machine.num_slots),

@@ -8,9 +8,11 @@ import heapq
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from cluster.planning.machine import Machine
 
+Tier = Literal["slot", "host"]
 Schedule = Callable[[float, Callable[[float], None]], None]
 """Calls a function with the time once that time has come."""
 
@@ -63,14 +65,14 @@ class Slots:
 
 
 class SimReplica:
-    """Takes requests with `submit` and calls `ended` for each; `changed(adapter, is_resident)` tells of its slots."""
+    """Takes requests by `submit` and calls `ended` for each; `changed(tier, adapter, is_there)` tells of its caches."""
 
     def __init__(
         self,
         machine: Machine,
         schedule: Schedule,
         ended: Callable[[Request], None],
-        changed: Callable[[int, bool], None],
+        changed: Callable[[Tier, int, bool], None],
     ) -> None:
         self.num_loads = 0
         self._machine = machine
@@ -112,7 +114,7 @@ class SimReplica:
             return True
         has_room, victim = slots.take_room()
         if victim is not None:
-            self._changed(victim, False)
+            self._changed("slot", victim, False)
         if has_room:
             slots.loading[adapter] = [request]
             self._load(adapter, now_s)
@@ -123,10 +125,11 @@ class SimReplica:
         took_s = machine.swap_s
         if adapter not in self._host:
             took_s += machine.node_load_s
+            self._changed("host", adapter, True)
         self._host[adapter] = None
         self._host.move_to_end(adapter)
         if len(self._host) > machine.num_host_adapters:
-            self._host.popitem(last=False)
+            self._changed("host", self._host.popitem(last=False)[0], False)
         self.num_loads += 1
         self._bus_free_s = max(now_s, self._bus_free_s) + took_s
         self._schedule(self._bus_free_s, lambda at_s: self._loaded(adapter, at_s))
@@ -136,7 +139,7 @@ class SimReplica:
         for request in requests:
             self._slots.use(adapter)
             self._ready.append(request)
-        self._changed(adapter, True)
+        self._changed("slot", adapter, True)
         self._admit(now_s)
 
     def _admit(self, now_s: float) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from cluster.planning.machine import Machine
-from cluster.planning.replica_model import Request, SimReplica
+from cluster.planning.replica_model import Request, SimReplica, Tier
 from cluster.planning.workloads import Workload
 
 WARM_UP_SHARE = 0.2
@@ -23,8 +23,16 @@ class Fleet:
     loads: list[int]
     resident: list[set[int]]
     """Adapters in slots, by replica, as old as the simulation's `news_delay_s`."""
+    hosted: list[set[int]]
+    """Those in host memory, likewise."""
     in_flight: Counter[int]
     """Requests in flight by adapter."""
+
+    @classmethod
+    def of(cls, num_replicas: int) -> "Fleet":
+        """Nothing in flight or in memory yet."""
+        resident, hosted = ([set[int]() for _ in range(num_replicas)] for _ in range(2))
+        return cls([0] * num_replicas, resident, hosted, Counter())
 
 
 class Policy(Protocol):
@@ -58,7 +66,7 @@ class Simulation:
         self._policy = policy
         self._workload = workload
         self._news_delay_s = news_delay_s
-        self._fleet = Fleet([0] * num_replicas, [set() for _ in range(num_replicas)], Counter())
+        self._fleet = Fleet.of(num_replicas)
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._num_events = 0
         self._warm_loads = 0
@@ -128,20 +136,20 @@ class Simulation:
         self._fleet.loads[request.replica] -= 1
         self._fleet.in_flight[request.adapter] -= 1
 
-    def _publisher(self, index: int) -> Callable[[int, bool], None]:
-        """Tells the policies of a change in a replica's slots, `news_delay_s` late."""
-        resident = self._fleet.resident[index]
-        pending: dict[int, bool] = {}
+    def _publisher(self, index: int) -> Callable[[Tier, int, bool], None]:
+        """Tells the policies of a change in a replica's slots or host memory, `news_delay_s` late."""
+        told = {"slot": self._fleet.resident[index], "host": self._fleet.hosted[index]}
+        pending: dict[tuple[Tier, int], bool] = {}
 
         def settle(at_s: float) -> None:
-            for adapter, is_resident in pending.items():
-                (resident.add if is_resident else resident.discard)(adapter)
+            for (tier, adapter), is_there in pending.items():
+                (told[tier].add if is_there else told[tier].discard)(adapter)
             pending.clear()
 
-        def changed(adapter: int, is_resident: bool) -> None:
+        def changed(tier: Tier, adapter: int, is_there: bool) -> None:
             if not pending:
                 self.schedule(self._now_s() + self._news_delay_s, settle)
-            pending[adapter] = is_resident
+            pending[tier, adapter] = is_there
 
         return changed
 

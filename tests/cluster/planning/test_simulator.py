@@ -169,7 +169,7 @@ def test_own_policy_keeps_adapters_in_slots_and_first_tokens_fast() -> None:
 
 
 def fleet(loads: list[int], *resident: set[int]) -> Fleet:
-    return Fleet(loads, list(resident) or [set() for _ in loads], Counter())
+    return Fleet(loads, list(resident) or [set() for _ in loads], [set() for _ in loads], Counter())
 
 
 def test_multiplexing_stays_with_replicas_that_have_the_model_until_they_are_full() -> None:
