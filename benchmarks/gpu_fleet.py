@@ -174,9 +174,14 @@ def stage(replica: Replica, manifests: Sequence[AdapterManifest]) -> None:
     asyncio.run(stage_all())
 
 
-def evict_pages(store: Path, digest: str) -> None:
-    """Take the file of a version out of the page cache."""
-    descriptor = os.open(store / "bytes" / f"{digest}.safetensors", os.O_RDONLY)
+def stored_file(store: Path, digest: str) -> Path:
+    """Where a node store has a version's bytes."""
+    return store / "bytes" / f"{digest}.safetensors"
+
+
+def evict_pages(path: Path) -> None:
+    """Take a file out of the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -25,6 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import raw_disk  # noqa: E402
 from benchmarks.gpu_engine import show, where  # noqa: E402
 from benchmarks.gpu_fixture import arguments, chosen_parts  # noqa: E402
 from benchmarks.gpu_fleet import (  # noqa: E402
@@ -38,6 +39,7 @@ from benchmarks.gpu_fleet import (  # noqa: E402
     make_request,
     running,
     stage,
+    stored_file,
     twin,
     write_json,
 )
@@ -153,7 +155,7 @@ def first_tokens(fleet: Fleet, replica: Replica) -> list[dict[str, Any]]:
 
 def _evict(fleet: Fleet, replica: Replica, digest: str) -> None:
     replica._cache._host.forget(digest)
-    evict_pages(fleet.store, digest)
+    evict_pages(stored_file(fleet.store, digest))
 
 
 def _probe(
@@ -327,6 +329,8 @@ def measure(fleet: Fleet, parts: Sequence[str]) -> dict[str, Any]:
         budgets = describe(few, fleet.adapters)
         if "ttft" in parts:
             results["ttft"] = show(f"first token, alone: {budgets}", first_tokens(fleet, replica))
+            files = (stored_file(fleet.store, digest) for digest in fleet.digests)
+            results["disk"] = show("reading such a file and nothing else", raw_disk.table(files, evict_pages))
         if "gaps" in parts:
             results["gaps"] = show(f"gaps between tokens: {budgets}", gaps(fleet, replica))
         return few_slots(fleet, replica) if "slots" in parts else {}
