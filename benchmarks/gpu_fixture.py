@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from replica.adapters.slots import SlotArena
-from replica.adapters.weights import ImageLayout, PairPlace, alignment_elements, view_pairs
+from replica.adapters.weights import ImageLayout, PairPlace, alignment_elements, row_of_b, view_pairs
 from replica.config import ModelConfig, SchedulerConfig
 from replica.engine import Engine
 from replica.messages import FinishReason, GenerateRequest, SamplingParams, TokenChunk
@@ -90,7 +90,7 @@ def random_layout(base: BaseModel, rank: int) -> ImageLayout:
     for site in base.sites:
         a_offset = end
         b_offset = a_offset + -(-rank * site.in_features // step) * step
-        end = b_offset + -(-rank * site.out_features // step) * step
+        end = b_offset + -(-row_of_b(rank) * site.out_features // step) * step
         sizes = (rank, site.in_features, site.out_features)
         places.append(PairPlace(site.index, site.path, *sizes, a_offset, b_offset, 2.0))
     return ImageLayout(base.dtype, tuple(places), end)

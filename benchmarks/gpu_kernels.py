@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.provenance import commit
 from replica.adapters.slot_tables import SlotTables
+from replica.adapters.weights import row_of_b
 from replica.kernels.grouped_lora import BoundRows, LoraKernels
 from replica.kernels.groups import GroupShape
 from replica.kernels.rows import RowSegment, RowsView, num_words, pack_rows
@@ -83,7 +84,7 @@ class Bench:
             for layer, (p, width) in itertools.product(range(self.num_layers), enumerate(self.outs)):
                 if not tenant.touches[p]:
                     continue
-                site, stride = layer * len(self.outs) + p, -(-tenant.rank // 8) * 8
+                site, stride = layer * len(self.outs) + p, row_of_b(tenant.rank)
                 host.a_offsets[slot, site] = end
                 end += tenant.rank * self.in_features
                 host.b_offsets[slot, site] = end

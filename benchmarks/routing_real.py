@@ -2,10 +2,11 @@
 
     python benchmarks/routing_real.py
 
-Four real replicas in one process whose base sleeps 80 ms a step (8 rows, 12 slots): scheduler, adapter cache and loads
-are the engine's own. First a Zipf(1.0) stream over 96 adapters at three quarters of their capacity, the same for
-the fleet's policy, random, and Ray Serve's two, beside a simulation with these times. Then 48 clients on 200 adapters:
-all alike, and with 90 % of requests for one of them.
+Four real replicas in one process whose base sleeps 80 ms a step (8 rows, 12 slots, host memory for 75 adapters), and
+whose reads from the node's disk, one at a time, sleep 0.4 s: scheduler, adapter cache and loads are the engine's own.
+First a Zipf(1.0) stream over 192 adapters at three quarters of their capacity, the same for every policy of
+`routing_sim.py`, beside a simulation with these times; the first fifth is not counted. Then 48 clients on 200 adapters,
+with disk and host memory that cost nothing: all alike, and with 90 % of requests for one of them.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import asyncio
 import random
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -29,12 +31,14 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.provenance import save  # noqa: E402
 from cluster.planning.machine import Machine  # noqa: E402
 from cluster.planning.policies import policies  # noqa: E402
-from cluster.planning.simulator import Fleet, Policy, simulate  # noqa: E402
+from cluster.planning.simulator import WARM_UP_SHARE, Fleet, Policy, simulate  # noqa: E402
 from cluster.planning.workloads import zipf  # noqa: E402
 from registry.adapter_format import read_adapter  # noqa: E402
 from registry.config import RegistryConfig  # noqa: E402
 from registry.types import AdapterManifest  # noqa: E402
+from replica.adapters.image_reader import ImageReader  # noqa: E402
 from replica.adapters.node_store import FolderSource  # noqa: E402
+from replica.adapters.weights import AdapterImage, plan_layout  # noqa: E402
 from replica.config import AdapterCacheConfig, ModelConfig, ReplicaConfig, SchedulerConfig  # noqa: E402
 from replica.messages import GenerateRequest, SamplingParams  # noqa: E402
 from replica.model.base_model import BaseModel  # noqa: E402
@@ -43,20 +47,33 @@ from router.config import PlacementConfig  # noqa: E402
 from tests.fakes import PacedModel  # noqa: E402
 from tests.tiny_models import make_adapter, make_model  # noqa: E402
 
-NUM_REPLICAS, NUM_TOKENS, NUM_ADAPTERS, NUM_STREAMED = 4, 16, 200, 96
+NUM_REPLICAS, NUM_TOKENS, NUM_ADAPTERS, NUM_STREAMED = 4, 16, 200, 192
 PACED = Machine(
     num_slots=12,
     num_rows=8,
+    num_host_adapters=75,
     step_s=0.08,
     lora_step_s=0,
     adapter_step_s=0,
     prefill_token_s=0,
     swap_s=0.01,
-    node_load_s=0,
+    node_load_s=0.4,
 )
-COMPARED = ("lorafleet", "random", "ray power of two", "ray multiplexing")
 NEWS_S = 0.06
 """How old a replica's word on its slots may be: what Serve needs to spread multiplexed model ids."""
+
+
+class PacedReader(ImageReader):
+    """A disk that gives one adapter at a time, each in `node_load_s`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._disk = threading.Lock()
+
+    def read(self, *arguments: Any) -> AdapterImage:
+        with self._disk:
+            time.sleep(PACED.node_load_s)
+            return super().read(*arguments)
 
 
 @dataclass(frozen=True)
@@ -131,12 +148,18 @@ def make_manifests(folder: Path, base: Path, spec: Any, blobs: dict[str, Path]) 
 
 
 @asynccontextmanager
-async def rig(folder: Path, name: str, base: Path, real: BaseModel, made: tuple[Any, Any]) -> AsyncIterator[Rig]:
+async def rig(
+    folder: Path, name: str, base: Path, real: BaseModel, made: tuple[Any, Any], *, is_disk_paced: bool
+) -> AsyncIterator[Rig]:
     """Fresh replicas, so that every policy starts with empty slots."""
     manifests, blobs = made
+    image_bytes = plan_layout(manifests[0], {site.path: site for site in real.sites}, real.dtype).num_bytes
+    num_host = PACED.num_host_adapters if is_disk_paced else NUM_ADAPTERS
     config = ReplicaConfig(
         model=ModelConfig(base=str(base), device="cpu", num_threads=1),
-        adapters=AdapterCacheConfig(max_slots=PACED.num_slots, node_store=folder / name),
+        adapters=AdapterCacheConfig(
+            max_slots=PACED.num_slots, node_store=folder / name, host_bytes=num_host * image_bytes
+        ),
         scheduler=SchedulerConfig(num_kv_blocks=256, max_num_seqs=PACED.num_rows),
     )
     loader = PacedModel.loader(real.spec, sites=real.sites, step_s=PACED.step_s)  # type: ignore[arg-type]
@@ -144,6 +167,8 @@ async def rig(folder: Path, name: str, base: Path, real: BaseModel, made: tuple[
     try:
         for replica in replicas:
             await asyncio.to_thread(replica.load)
+            if is_disk_paced:
+                replica._cache._loader._reader = PacedReader()
             for manifest in manifests:
                 await replica.stage(manifest)
         yield Rig(manifests, replicas)
@@ -155,14 +180,26 @@ async def rig(folder: Path, name: str, base: Path, real: BaseModel, made: tuple[
             replica.close()
 
 
-async def drive(rig: Rig, policy: Policy, traffic: Callable[[Callable[[int], Awaitable[float]]], Any]) -> Outcome:
-    """Let `traffic` send requests by the policy, and gather what came of them."""
+Traffic = Callable[[Callable[[int], Awaitable[float]]], Awaitable[list[float]]]
+
+
+async def drive(rig: Rig, policy: Policy, traffic: Traffic, num_warm: int = 0) -> Outcome:
+    """Let `traffic` send requests by the policy, and gather what came of all but the first `num_warm`."""
     fleet = Fleet.of(NUM_REPLICAS)
     served: Counter[int] = Counter()
     news = asyncio.create_task(rig.tell_news(fleet))
-    before, began_s = rig.counts(), time.monotonic()
+    before, began_s, num_sent = rig.counts(), time.monotonic(), 0
+
+    async def send(adapter: int) -> float:
+        nonlocal before, began_s, num_sent
+        if num_sent == num_warm:
+            before, began_s = rig.counts(), time.monotonic()
+            served.clear()
+        num_sent += 1
+        return await rig.serve(policy, fleet, adapter, served)
+
     try:
-        delays_s = await traffic(lambda adapter: rig.serve(policy, fleet, adapter, served))
+        delays_s = (await traffic(send))[num_warm:]
     finally:
         news.cancel()
     took_s = time.monotonic() - began_s
@@ -178,7 +215,7 @@ async def drive(rig: Rig, policy: Policy, traffic: Callable[[Callable[[int], Awa
     )
 
 
-def open_loop(adapters: Sequence[int], at_s: Sequence[float]) -> Any:
+def open_loop(adapters: Sequence[int], at_s: Sequence[float]) -> Traffic:
     """Requests at set times, whatever the replicas do."""
 
     async def traffic(send: Callable[[int], Awaitable[float]]) -> list[float]:
@@ -191,7 +228,7 @@ def open_loop(adapters: Sequence[int], at_s: Sequence[float]) -> Any:
     return traffic
 
 
-def closed_loop(adapters: Sequence[int], num_clients: int = 48) -> Any:
+def closed_loop(adapters: Sequence[int], num_clients: int = 48) -> Traffic:
     """Clients that send their next request when the last one has ended."""
 
     async def traffic(send: Callable[[int], Awaitable[float]]) -> list[float]:
@@ -217,10 +254,11 @@ async def measure(folder: Path, num_streamed: int, num_hot: int, seed: int) -> d
     stream.output_tokens[:] = NUM_TOKENS
     stream.prompt_tokens[:] = 3
     results: dict[str, Any] = {"stream": {}, "simulated": {}, "hot": {}}
-    for name in COMPARED:
-        async with rig(folder, f"stream {name}", base, real, made) as ready:
+    for name in makers:
+        async with rig(folder, f"stream {name}", base, real, made, is_disk_paced=True) as ready:
             traffic = open_loop(stream.adapters.tolist(), stream.at_s.tolist())
-            results["stream"][name] = asdict(await drive(ready, makers[name](), traffic))
+            outcome = await drive(ready, makers[name](), traffic, int(WARM_UP_SHARE * num_streamed))
+            results["stream"][name] = asdict(outcome)
         simulated = asdict(simulate(PACED, NUM_REPLICAS, makers[name](), stream))
         results["simulated"][name] = {key: round(value, 4) for key, value in simulated.items()}
         print(name, results["stream"][name], "simulated", results["simulated"][name], flush=True)
@@ -231,7 +269,7 @@ async def measure(folder: Path, num_streamed: int, num_hot: int, seed: int) -> d
     }
     for name in ("lorafleet", "ray multiplexing"):
         for mix, adapters in mixes.items():
-            async with rig(folder, f"{mix} {name}", base, real, made) as ready:
+            async with rig(folder, f"{mix} {name}", base, real, made, is_disk_paced=False) as ready:
                 results["hot"][f"{name}, {mix}"] = asdict(await drive(ready, makers[name](), closed_loop(adapters)))
             print(name, mix, results["hot"][f"{name}, {mix}"], flush=True)
     return results
@@ -239,7 +277,7 @@ async def measure(folder: Path, num_streamed: int, num_hot: int, seed: int) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--requests", type=int, default=1200)
     parser.add_argument("--hot-requests", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
