@@ -18,8 +18,17 @@ import torch
 from registry.types import AdapterManifest, TensorInfo
 from replica.adapters.files import BytesChanged
 from replica.adapters.host_memory import HostBlock
-from replica.adapters.tensor_file import BadTensorFile, TensorFile, bytes_of, cast_into, dtype_of, is_finite, read_ahead
-from replica.adapters.weights import AdapterImage, ImageLayout
+from replica.adapters.tensor_file import (
+    BadTensorFile,
+    TensorFile,
+    bytes_of,
+    cast_into,
+    cast_rows_into,
+    dtype_of,
+    is_finite,
+    read_ahead,
+)
+from replica.adapters.weights import AdapterImage, ImageLayout, row_of_b
 from replica.errors import AdapterUnavailable
 
 _PIECE_BYTES = 2 << 20
@@ -30,7 +39,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A tensor: bytes [start, end) of the file go to elements [first, last) of the image.
+    """A tensor: bytes [start, end) of the file go to elements [first, last) of the image, a row every `stride`.
 
     One of several `blocks` lies in the file without the zeros beside its diagonal.
     """
@@ -41,10 +50,16 @@ class _Part:
     end: int
     first: int
     last: int
+    stride: int
+
+    @property
+    def has_zeros(self) -> bool:
+        """Whether the image has zeros between the values of the file."""
+        return self.info.shape[1] != self.stride
 
     def lies_as_in(self, data: torch.Tensor) -> bool:
         """Whether the bytes of the file are those of the image."""
-        return self.blocks == 1 and dtype_of(self.info) is data.dtype
+        return not self.has_zeros and dtype_of(self.info) is data.dtype
 
 
 class ImageReader:
@@ -118,10 +133,10 @@ def _parts(file: TensorFile, manifest: AdapterManifest, layout: ImageLayout) -> 
     parts = []
     for place in layout.places:
         module = modules[place.path]
-        size_a, size_b = place.rank * place.in_features, place.out_features * place.rank
-        a, b = place.a_offset, place.b_offset
-        parts.append(_Part(module.a, module.a_blocks, *file.place(module.a), a, a + size_a))
-        parts.append(_Part(module.b, module.b_blocks, *file.place(module.b), b, b + size_b))
+        (a, a_row), (b, b_row) = (place.a_offset, place.in_features), (place.b_offset, row_of_b(place.rank))
+        a_end, b_end = a + place.rank * a_row, b + place.out_features * b_row
+        parts.append(_Part(module.a, module.a_blocks, *file.place(module.a), a, a_end, a_row))
+        parts.append(_Part(module.b, module.b_blocks, *file.place(module.b), b, b_end, b_row))
     return sorted(parts, key=lambda part: part.start)
 
 
@@ -191,13 +206,14 @@ def _read_piece(file: TensorFile, parts: Sequence[_Part], data: torch.Tensor, sp
 
 def _convert(part: _Part, source: torch.Tensor, target: torch.Tensor) -> None:
     """Cast a tensor to its place; of a block-diagonal one, block i of the rows goes to block i of the columns."""
-    if part.blocks == 1:
+    if not part.has_zeros:
         cast_into(target, source)
         return
     num_rows, num_columns = part.info.shape[0] // part.blocks, part.info.shape[1]
-    dense = target.zero_().view(part.blocks, num_rows, part.blocks, num_columns)
+    image = target.zero_().view(part.blocks, num_rows, part.stride)
     for block, rows in enumerate(source.view(part.blocks, num_rows, num_columns)):
-        dense[block, :, block].copy_(rows)
+        first = block * num_columns
+        cast_rows_into(image[block, :, first : first + num_columns], rows)
 
 
 def _runs(parts: Sequence[_Part]) -> Iterable[tuple[int, int]]:

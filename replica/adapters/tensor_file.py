@@ -113,6 +113,13 @@ def cast_into(target: torch.Tensor, source: torch.Tensor) -> None:
         target[start : start + _CAST_ELEMENTS].copy_(source[start : start + _CAST_ELEMENTS])
 
 
+def cast_rows_into(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Cast 2-D `source` into 2-D `target` of equal shape, whose rows may lie apart, on the calling thread."""
+    num_rows = max(1, _CAST_ELEMENTS // source.shape[1])
+    for start in range(0, source.shape[0], num_rows):
+        target[start : start + num_rows].copy_(source[start : start + num_rows])
+
+
 def is_finite(data: memoryview, dtype: torch.dtype) -> bool:
     """Whether no value of these bytes, as `dtype`, is NaN or infinite.
 

@@ -1,7 +1,8 @@
 """The *image* of an adapter: one contiguous tensor with every A and B of it, and the plan of where they lie.
 
 An image has the adapter's true ranks and only the modules it touches, each tensor at a 128-byte boundary, in the
-base model's dtype. One copy brings it into a slot. Knows nothing of where images are kept.
+base model's dtype; rows of B begin at multiples of `ROW_STEP` elements, as the kernels read them. One copy brings it
+into a slot. Knows nothing of where images are kept.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +18,14 @@ from registry.types import AdapterManifest, ModuleLora
 from replica.adapters.host_memory import ALIGNMENT_BYTES, HostBlock
 from replica.errors import AdapterUnavailable
 from replica.model.batch import LoraPair, Site
+
+ROW_STEP = 8
+"""A row of B takes a multiple of so many elements, with zeros behind its rank."""
+
+
+def row_of_b(rank: int) -> int:
+    """Elements from one row of a B of that rank to the next."""
+    return -(-rank // ROW_STEP) * ROW_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +150,7 @@ def _place_at(site: Site, rank: int, scale: float, offsets: _Offsets) -> PairPla
         in_features=site.in_features,
         out_features=site.out_features,
         a_offset=offsets.take(rank * site.in_features),
-        b_offset=offsets.take(site.out_features * rank),
+        b_offset=offsets.take(site.out_features * row_of_b(rank)),
         scale=scale,
     )
 
@@ -196,6 +205,6 @@ def _view(memory: torch.Tensor, start: int, place: PairPlace) -> LoraPair:
     rank, width, height = place.rank, place.in_features, place.out_features
     return LoraPair(
         a=memory.as_strided((rank, width), (width, 1), start + place.a_offset),
-        b=memory.as_strided((height, rank), (rank, 1), start + place.b_offset),
+        b=memory.as_strided((height, rank), (row_of_b(rank), 1), start + place.b_offset),
         scale=place.scale,
     )

@@ -6,7 +6,7 @@ import torch
 from replica.adapters.copier import SlotCopier
 from replica.adapters.image_reader import ImageReader
 from replica.adapters.slots import SlotArena, SlotState
-from replica.adapters.weights import AdapterImage, plan_layout
+from replica.adapters.weights import AdapterImage, plan_layout, row_of_b
 from tests.replica.adapters.made import QV, SITES, Made, assert_holds, make_adapter
 
 BY_PATH = {site.path: site for site in SITES}
@@ -47,8 +47,11 @@ def assert_tables_describe(arena: SlotArena, slot: int, made: Made) -> None:
         assert rank == module.rank
         for offsets, key in ((tables.a_offsets, module.a.key), (tables.b_offsets, module.b.key)):
             start = int(offsets[slot, site.index])
-            true = made.tensors[key].reshape(-1)
-            assert torch.equal(arena.memory[start : start + true.numel()], true)
+            true = made.tensors[key]
+            row = row_of_b(rank) if key == module.b.key else true.shape[1]
+            found = arena.memory[start : start + len(true) * row].view(len(true), row)
+            assert torch.equal(found[:, : true.shape[1]], true)
+            assert not found[:, true.shape[1] :].any()
         assert float(tables.scales[slot, site.index]) == pytest.approx(module.scale, rel=1e-7)
 
 

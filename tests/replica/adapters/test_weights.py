@@ -14,7 +14,7 @@ from replica.adapters.files import BytesChanged
 from replica.adapters.host_memory import HostBlock
 from replica.adapters.image_reader import ImageReader
 from replica.adapters.tensor_file import bytes_of, is_finite, read_ahead
-from replica.adapters.weights import AdapterImage, ImageLayout, plan_layout, view_pairs
+from replica.adapters.weights import AdapterImage, ImageLayout, plan_layout, row_of_b, view_pairs
 from replica.errors import AdapterUnavailable
 from tests.replica.adapters.made import ALL_SEVEN, DTYPES, QV, SITES, Made, assert_holds, describe, make_adapter
 
@@ -44,7 +44,7 @@ def test_layout_is_aligned_and_without_overlap(rank: int) -> None:
     stretches = []
     for place in layout.places:
         stretches.append((place.a_offset, place.rank * place.in_features))
-        stretches.append((place.b_offset, place.rank * place.out_features))
+        stretches.append((place.b_offset, row_of_b(place.rank) * place.out_features))
     end = 0
     for offset, size in sorted(stretches):
         assert offset * 2 % 128 == 0
@@ -185,7 +185,9 @@ def test_many_threads_read_the_same_image_into_used_memory(
     image = READER.read(path, made.manifest, layout, dirty_block(layout.num_bytes))
     assert_holds(view_pairs(image.data, 0, layout), made, torch.bfloat16)
     for place in layout.places:
-        end = place.b_offset + place.rank * place.out_features
+        end = place.b_offset + row_of_b(place.rank) * place.out_features
+        rows = image.data[place.b_offset : end].view(place.out_features, row_of_b(place.rank))
+        assert not rows[:, place.rank :].any(), "what fills up a row keeps what was there before"
         assert not image.data[end : -(-end // 64) * 64].any(), "padding keeps what was there before"
     assert torch.equal(image.data.isfinite(), torch.ones(layout.num_elements, dtype=torch.bool))
     assert_holds(view_pairs(alone.data, 0, layout), made, torch.bfloat16)

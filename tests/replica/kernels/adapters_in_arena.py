@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from replica.adapters.slot_tables import SlotTables
+from replica.adapters.weights import row_of_b
 from replica.kernels.groups import GroupShape
 from replica.kernels.rows import RowSegment, RowsView, num_words, pack_rows
 
@@ -36,7 +37,7 @@ class Arena:
             for site, rank in enumerate(ranks):
                 if not rank:
                     continue
-                height, stride = self.out_features[site], -(-rank // 8) * 8
+                height, stride = self.out_features[site], row_of_b(rank)
                 a = torch.randn(rank, self.in_features, generator=generator) / self.in_features**0.5
                 b = torch.randn(height, rank, generator=generator)
                 scale = float(torch.rand((), generator=generator)) + 0.5
@@ -65,10 +66,7 @@ class Arena:
         return found
 
     def view(self, segments: list[RowSegment], capacity: int) -> RowsView:
-        words = torch.zeros(num_words(capacity), dtype=torch.int32)
-        num_tiles = pack_rows(segments, capacity, words.numpy())
-        max_rank = max((segment.max_rank for segment in segments), default=0)
-        return RowsView(words.to(self.device), capacity, num_tiles, max_rank)
+        return view_of(segments, capacity, self.device)
 
     def expected(self, x: torch.Tensor, segments: list[RowSegment], group: GroupShape) -> torch.Tensor:
         """What LoRA adds, float64 [rows, sum of out]."""
@@ -82,3 +80,11 @@ class Arena:
                     added[rows, column : column + width] = pair.scale * (x[rows] @ pair.a.T @ pair.b.T)
                 column += width
         return added
+
+
+def view_of(segments: list[RowSegment], capacity: int, device: torch.device) -> RowsView:
+    """The rows of a step as the kernels find them."""
+    words = torch.zeros(num_words(capacity), dtype=torch.int32)
+    num_tiles = pack_rows(segments, capacity, words.numpy())
+    max_rank = max((segment.max_rank for segment in segments), default=0)
+    return RowsView(words.to(device), capacity, num_tiles, max_rank)
