@@ -247,8 +247,12 @@ def over_fleet(bench: Bench, num_replicas: int) -> dict[str, list[float]]:
 
 
 def table(found: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """Medians, and each case against the engine alone and against one replica."""
+    """Medians, and each case against the engine alone, the mean of before and after, and against one replica."""
     middle = {name: statistics.median(values) for name, values in found.items()}
+    engine: dict[str, list[float]] = {}
+    for name, value in middle.items():
+        if name.startswith("engine"):
+            engine.setdefault(name.rpartition(", ")[2], []).append(value)
     rows = []
     for name, value in middle.items():
         title = name.rpartition(", ")[2]
@@ -257,7 +261,7 @@ def table(found: dict[str, list[float]]) -> list[dict[str, Any]]:
             {
                 "case": name,
                 "tokens_per_s": round(value, 1),
-                "of_engine": round(value / alone, 4) if (alone := middle.get(f"engine, {title}")) else "",
+                "of_engine": round(value / statistics.mean(engine[title]), 4) if title in engine else "",
                 "of_one_replica": round(value / one, 4) if one and "replica" in name else "",
             }
         )
