@@ -1,15 +1,16 @@
 """What does it cost to tell of what goes on? CPU seconds a token with metrics, logs, traces, against none of them.
 
-Run: python -m benchmarks.metrics_cost [--rounds 400] [--requests 16] [--tokens 32] [--engine paced|tiny]
-     python -m benchmarks.metrics_cost --instructions --rounds 10
+    python -m benchmarks.metrics_cost [--processes 16] [--rounds 20] [--tokens 32] [--engine paced|tiny]
+    python -m benchmarks.metrics_cost --instructions --rounds 10
 
 Gateway and replica in one process, as `cluster` wires them, without Ray and without a network, whose price would only
 make the ratio smaller. `paced`: the engine is real and the base model sleeps, so all processor time is ours; `tiny`:
 a real base of two layers. Streams of about one token a message, four adapters and three tenants. All set-ups stand
-side by side in the process; a round runs a block of each, in turning order, and gives one ratio. Blocks are short and
-many, for the machine's own pace wanders by 15 % within a second. A set-up that exports metrics is scraped after every
-15 s of its own blocks, as Prometheus would. Logs are JSON lines in a file; spans go over OTLP to a process beside it.
-`none` still keeps the ledger of use, by which tenants are charged.
+side by side in the process; a round runs a block of each, in turning order. Blocks are short and many, for the
+machine's own pace wanders by 15 % within a second. A set-up's place in memory is worth 1 % for as long as a process
+runs: there are several processes, each makes the set-ups in another order, and each gives one ratio. A set-up that
+exports metrics is scraped after every 15 s of its own blocks, as Prometheus would. Logs are JSON lines in a file; spans
+go over OTLP to a process beside it. `none` still keeps the ledger of use, by which tenants are charged.
 
 With `--instructions` valgrind counts instructions in user space instead: what a busy machine does to caches and clocks
 is not in them, nor is the kernel's work, of which metrics make none. A step takes 0.2 s then, so that one token a
@@ -24,6 +25,7 @@ import hashlib
 import json
 import logging
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -392,7 +394,8 @@ async def measure(args: argparse.Namespace, setups: Sequence[Setup]) -> dict[str
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w") as log, SINK:
         set_up(LogConfig(format="json"), role="benchmark", member=REPLICA_ID, stream=log)
         async with ground(Path(folder), args.engine, step_s) as shared:
-            arms = [await arm_of(setup, shared) for setup in setups]
+            order = random.Random(args.seed).sample(setups, len(setups))
+            arms = [await arm_of(setup, shared) for setup in order]
             for arm in arms:
                 for _ in range(WARM_UP):
                     await arm.block(args, CpuSeconds())
@@ -410,6 +413,20 @@ async def measure(args: argparse.Namespace, setups: Sequence[Setup]) -> dict[str
     return costs
 
 
+def in_processes(args: argparse.Namespace, setups: Sequence[Setup]) -> dict[str, list[float]]:
+    """The cost of a token in each of several processes, a geometric mean over its rounds, by set-up."""
+    costs: dict[str, list[float]] = {setup.name: [] for setup in setups}
+    for seed in range(args.processes):
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "costs.json"
+            child = [sys.executable, "-m", "benchmarks.metrics_cost", *sys.argv[1:]]
+            subprocess.run([*child, "--processes", "1", "--seed", str(seed), "--costs", str(out)], check=True)
+            for name, blocks in json.loads(out.read_text()).items():
+                costs[name].append(statistics.geometric_mean(blocks))
+        print({name: round(1e6 * found[-1], 1) for name, found in costs.items()}, flush=True)
+    return costs
+
+
 def report(setups: Sequence[Setup], costs: Mapping[str, Sequence[float]], unit: str) -> list[dict[str, Any]]:
     none, rows = setups[0], []
     for setup in setups:
@@ -424,7 +441,10 @@ def report(setups: Sequence[Setup], costs: Mapping[str, Sequence[float]], unit: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=400, help="at least 10")
+    parser.add_argument("--rounds", type=int, default=20, help="at least 10, in each process")
+    parser.add_argument("--processes", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0, help="of the order in which set-ups are made")
+    parser.add_argument("--costs", type=Path, help="only write the blocks' costs there")
     parser.add_argument("--requests", type=int, default=16, help="of a block")
     parser.add_argument("--tokens", type=int, default=32, help="of a request")
     parser.add_argument("--concurrency", type=int, default=16)
@@ -440,12 +460,24 @@ def main() -> None:
         return
     args.setups = args.setups or (COUNTED_SETUPS if args.instructions else DEFAULT_SETUPS)
     setups = [SETUPS[0], *(setup for setup in SETUPS if setup.name in args.setups)]
-    costs = asyncio.run(measure(args, setups))
+    if args.processes > 1 and not args.instructions:
+        costs = in_processes(args, setups)
+    else:
+        costs = asyncio.run(measure(args, setups))
+    if args.costs:
+        args.costs.write_text(json.dumps(costs))
+        return
     if args.instructions:
         rows = report(setups, costs, "instructions")
     else:
         rows = report(setups, {name: [1e6 * s for s in seconds] for name, seconds in costs.items()}, "cpu_us")
-    conditions = {**vars(args), "messages": "one token each", "adapters": len(NAMES), "tenants": len(TENANTS)}
+    conditions = {
+        **vars(args),
+        "costs": None,
+        "messages": "one token each",
+        "adapters": len(NAMES),
+        "tenants": len(TENANTS),
+    }
     default = f"metrics_cost_{args.engine}" + "_instructions" * args.instructions
     print(save(args.name or default, __doc__ or "", conditions, rows))
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from typing import Any
 
 from fastapi import FastAPI
@@ -54,7 +53,7 @@ class GatewayDeployment:
         set_up(config.logs, role="gateway", member=self._gateway_id)
         self._tracer = open_tracer(config.traces, role="gateway", member=self._gateway_id)
         self._journal = Journal(UsageLedger(self._gateway_id), self._tracer)
-        instance = f"{config.router.instance}-{self._gateway_id}"
+        instance = self._instance_of(self._gateway_id)
         router = config.router.model_copy(update={"instance": instance, "placement": placement})
         self._gateway = Gateway(
             router,
@@ -64,11 +63,14 @@ class GatewayDeployment:
             authenticator=authenticator(router, self._catalog, serve_host()),
             shares_limits=True,
             journal=self._journal,
-            peers=ServePeers(serve.get_deployment_handle(context.deployment, context.app_name), router.instance),
+            peers=ServePeers(
+                serve.get_deployment_handle(context.deployment, context.app_name), router.instance, self._instances
+            ),
         )
-        self._has_catalog = asyncio.Event()
+        self._has_catalog, self._has_news = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
         self._following = loop.create_task(self._follow())
+        self._watching = loop.create_task(self._watch_running())
         self._pulsing = loop.create_task(self._pulse())
         self._preloading = loop.create_task(self._preload())
         self._sharing = loop.create_task(self._share_limits())
@@ -82,6 +84,13 @@ class GatewayDeployment:
     async def instance(self) -> str:
         """What other gateways know this one by."""
         return self._gateway.config.instance
+
+    def _instance_of(self, gateway_id: str) -> str:
+        return f"{self._config.router.instance}-{gateway_id}"
+
+    async def _instances(self) -> list[str]:
+        """All gateways with a live lease, this one too. Raises RegistryError."""
+        return [self._instance_of(gateway_id) for gateway_id in await self._registry.gateways()]
 
     async def metrics_for(self, asker: str, wanted: str | None = None) -> tuple[str, bytes] | None:
         """Its instance and metrics for another gateway that is being scraped, unless that one wants a third one's."""
@@ -113,24 +122,30 @@ class GatewayDeployment:
                 logger.exception("the gateway could not apply a change; it asks again")
                 await asyncio.sleep(RETRY_S)
 
-    async def _pulse(self) -> None:
-        """Exchange loads and demand with the fleet for ever; take note at once of replicas that Serve stops."""
-        told_s = 0.0
+    async def _watch_running(self) -> None:
+        """Take note at once of replicas that Serve stops, for ever; this loop waits for nothing else."""
         while True:
             await asyncio.sleep(WATCH_RUNNING_S)
             try:
-                is_news = self._gateway.stopping(self._fleet.gone(), self._fleet.starting())
-                now_s = time.monotonic()
-                if is_news or now_s - told_s >= self._config.router.placement.pulse_s:
-                    told_s = now_s
-                    await self._gateway.exchange(self._gateway_id, self._registry)
+                if self._gateway.stopping(self._fleet.gone(), self._fleet.starting()):
+                    self._has_news.set()
+            except Exception:
+                logger.exception("watching for replicas that stop stumbled; it goes on")
+
+    async def _pulse(self) -> None:
+        """Exchange loads and demand with the fleet for ever, at once when a replica begins to stop."""
+        while True:
+            await wait_until_set(self._has_news, self._config.router.placement.pulse_s)
+            self._has_news.clear()
+            try:
+                await self._gateway.exchange(self._gateway_id, self._registry)
             except RegistryError as error:
                 logger.debug("pulse: %s", error.message)
             except Exception:
                 logger.exception("the gateway's pulse stumbled; it goes on")
 
     async def _preload(self) -> None:
-        """Bring adapters to their homes by the clock, for ever; the pulse may not wait for replicas."""
+        """Bring adapters to their homes by the clock, for ever."""
         while True:
             await asyncio.sleep(self._config.router.placement.pulse_s)
             try:
@@ -156,11 +171,13 @@ class GatewayDeployment:
         self._fleet.follow(frozenset(replica.replica_id for replica in self._catalog.replicas))
 
     def check_health(self) -> None:
-        if any(task.done() for task in (self._following, self._pulsing, self._preloading, self._sharing)):
+        loops = (self._following, self._watching, self._pulsing, self._preloading, self._sharing)
+        if any(task.done() for task in loops):
             raise RuntimeError("the gateway no longer follows the catalog")
 
     async def __del__(self) -> None:
-        for task in (self._following, self._pulsing, self._preloading, self._sharing, self._telling):
+        loops = (self._following, self._watching, self._pulsing, self._preloading, self._sharing, self._telling)
+        for task in loops:
             task.cancel()
         await tell_last(self._journal.ledger, self._registry)
         try:

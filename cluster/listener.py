@@ -21,7 +21,9 @@ RETRY_S = 0.1
 
 
 class Listener:
-    """Listens on `host`:`port` until it is closed. Raises OSError when the port cannot be had.
+    """Listens on `host`:`port` until it is closed; `::` is every address, those of IPv4 too.
+
+    Raises OSError when the port cannot be had.
 
     The socket is handed to any process of this user that asks at `path`: `host:port` and a file descriptor.
     """
@@ -34,7 +36,8 @@ class Listener:
             self._door.bind(str(self.path))
             self._door.listen()
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+            is_dual = host == "::" and socket.has_dualstack_ipv6()
+            self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=is_dual)
         except OSError:
             self._door.close()
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -24,8 +24,8 @@ from ray.serve.scripts import cli
 def main(config: str) -> None:
     """Start Ray on this machine's loopback address, then hand over to Serve's own command until it is interrupted."""
     if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
-        http = yaml.safe_load(Path(config).read_text()).get("http_options", {})
-        host, port = http.get("host", "0.0.0.0"), http.get("port", 8000)
+        http = yaml.safe_load(Path(config).read_text()).get("http_options") or {}
+        host, port = http.get("host") or "0.0.0.0", http.get("port", 8000)
         try:
             listen_for_proxies(host, port)
         except OSError as error:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
+from cluster.channel import wait_until_set
 from cluster.staging import Stager, Staging
 from registry.errors import Conflict, JoinRefused, RegistryError, RegistryUnavailable
 from registry.pulse import ReplicaLoad, ReplicaPulse, Residency
@@ -22,6 +23,8 @@ logger = logging.getLogger("lorafleet.member")
 RETRY_S = 0.5
 REFUSED_RETRY_S = 5.0
 REPORT_PERIOD_S = 1.0
+TELL_PERIOD_S = 30.0
+"""How often a replica that waits to join says why it waits."""
 
 
 class MemberRegistry(Protocol):
@@ -92,7 +95,10 @@ class Member:
                 await self._join()
                 await self._follow()
             except RegistryUnavailable as error:
-                logger.warning("%s; serving on from what is staged", error.message)
+                if self._settled.is_set():
+                    logger.warning("%s; serving on from what is staged", error.message)
+                else:
+                    self._tell(f"not joined yet: {error.message}")
             except (JoinRefused, EngineDead) as error:
                 self._tell(f"not joined yet: {error.message}")
             except Exception:
@@ -103,9 +109,10 @@ class Member:
     async def joined(self) -> None:
         """Return when the replica has joined for the first time, or cannot: its base was refused, or its engine died.
 
-        Serve asks for its health from then on.
+        Serve asks for its health from then on. While it waits, the log says why every TELL_PERIOD_S.
         """
-        await self._settled.wait()
+        while not await wait_until_set(self._settled, TELL_PERIOD_S):
+            logger.warning("%s (%r)", self._told or "not joined yet", self._staging)
 
     def _tell(self, trouble: str | None) -> None:
         """Log what keeps the replica out of the fleet, once and not again until it changes."""
@@ -128,19 +135,24 @@ class Member:
 
     async def _join(self) -> None:
         """Bring what there is to the node, then ask to be counted."""
+        self._check_engine()
         await self._registry.store_blob(self._tokenizer)
         await self._publish_base()
         self._apply(await self._registry.changes(0))
         await self._staging.settle()
-        if not self._stager.is_alive():
-            self._settled.set()
-            raise EngineDead("the step loop makes no progress")
+        self._check_engine()
         record = await self._registry.join_replica(
             self._replica_id, self._node_id, self._num_slots, self._base.digest, self._staging.staged()
         )
         self.is_joined = True
         self._settled.set()
         logger.info("joined as ring member %d", record.ring_id)
+
+    def _check_engine(self) -> None:
+        """Raises EngineDead, and waits to join no more, when the replica makes no progress."""
+        if not self._stager.is_alive():
+            self._settled.set()
+            raise EngineDead("the step loop makes no progress")
 
     async def _publish_base(self) -> None:
         """Raises JoinRefused, and keeps its text as `refusal`, while the registry holds on to another base."""

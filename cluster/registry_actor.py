@@ -158,6 +158,10 @@ class RegistryActor:
         self._board.forget_replica(replica_id)
         await self._change(self._registry.leave_replica, replica_id)
 
+    async def gateways(self) -> tuple[str, ...]:
+        """Ids of the gateways with a live lease."""
+        return tuple((await self._run(self._registry.figures, ())).gateway_lags)
+
     async def leave_gateway(self, gateway_id: str) -> None:
         self._board.forget_gateway(gateway_id)
         await self._change(self._registry.leave_gateway, gateway_id)

@@ -71,6 +71,10 @@ class ServeRegistry:
         text: bytes = await self._call("metrics", within_s=METRICS_S, repeat=False)
         return text
 
+    async def gateways(self) -> tuple[str, ...]:
+        """Ids of the gateways with a live lease, asked for once."""
+        return cast(tuple[str, ...], await self._call("gateways", within_s=METRICS_S, repeat=False))
+
     # What replicas and gateways follow.
 
     async def publish_base(self, spec: BaseSpec) -> None:

@@ -10,8 +10,8 @@ from ray.serve.exceptions import RayServeException
 from registry.errors import RegistryError
 from replica.errors import ReplicaError
 
-LOST = (RayError, RayServeException, ConnectionError)
-"""What Ray raises when the other side died or cannot be reached (a RayTaskError is looked into first)."""
+LOST = (RayError, RayServeException, ConnectionError, asyncio.CancelledError)
+"""What Ray raises when the other side died, gave up or cannot be reached (a RayTaskError is looked into first)."""
 
 
 class MemberLost(Exception):
@@ -34,13 +34,19 @@ def translate(error: BaseException) -> BaseException:
 
 
 async def call(response: Awaitable[Any], timeout_s: float | None = None) -> Any:
-    """Await one handle call. Raises our own errors, MemberLost, or TimeoutError."""
+    """Await one handle call. Raises our own errors, MemberLost, or TimeoutError.
+
+    Serve hands on the CancelledError of the other side as it is: only where this task is being cancelled is it ours.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             return await response
-    except (asyncio.CancelledError, TimeoutError):
+    except TimeoutError:
         raise
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
         translated = translate(error)
         if translated is error:
             raise

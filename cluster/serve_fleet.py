@@ -160,18 +160,22 @@ class ServeFleet:
             await asyncio.sleep(START_POLL_S)
 
     async def prefetch(self, replica_id: str, digest: str) -> None:
-        """Bring a version to a replica's host memory; in vain where that is full, or the replica gone."""
-        with suppress(MemberLost, TimeoutError):
+        """Bring a version to a replica's host memory, in vain where that is full.
+
+        Raises ReplicaGone when the replica is, or does not answer within PREFETCH_TIMEOUT_S.
+        """
+        try:
             await call(self._handle.warm.remote(digest=digest, replica_id=replica_id), PREFETCH_TIMEOUT_S)
+        except MemberLost as error:
+            raise ReplicaGone(f"replica {replica_id} was lost: {error}") from error
+        except TimeoutError as error:
+            raise ReplicaGone(f"replica {replica_id} did not answer within {PREFETCH_TIMEOUT_S:g} s") from error
 
     async def _follow(self, response: Any, replica_id: str, inbox: Inbox) -> None:
         try:
             await call(response)
         except MemberLost as error:
             inbox.fail(ReplicaGone(f"replica {replica_id} was lost: {error}"))
-        except asyncio.CancelledError:
-            inbox.fail(ReplicaGone(f"replica {replica_id} gave the call up"))
-            raise
         except Exception as error:
             inbox.fail(error)
 

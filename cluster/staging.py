@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -78,6 +79,10 @@ class Staging:
         self._kept: frozenset[str] = frozenset()
         self._pinned: tuple[str, ...] = ()
         self._pinning: asyncio.Task[None] | None = None
+        self._pin_due_s = math.inf
+        """When what is pinned is to be said again: something is not in its slot, or another version has come."""
+        self._num_short = 0
+        """How often in a row something pinned was not in its slot afterwards."""
         self._clock = clock
         self._num_failures: dict[str, tuple[int, float]] = {}
         """Digest -> how often in a row it failed, and when it is due again."""
@@ -112,7 +117,7 @@ class Staging:
         """Have the replica keep what is pinned; one that was told of none before needs no word."""
         pinned = pinned_digests(self._adapters.values())
         if pinned or self._pinned:
-            self._pinned = pinned
+            self._pinned, self._pin_due_s = pinned, math.inf
             self._pinning = asyncio.create_task(self._keep(self._pinning))
 
     async def _keep(self, before: asyncio.Task[None] | None) -> None:
@@ -120,7 +125,19 @@ class Staging:
         if before is not None:
             await asyncio.gather(before, return_exceptions=True)
         if self._pinning is asyncio.current_task():
-            await self._stager.keep(self._pinned)
+            try:
+                await self._stager.keep(self._pinned)
+            except Exception:
+                logger.exception("what is pinned could not be kept")
+            self._note_short()
+
+    def _note_short(self) -> None:
+        """Have what is pinned said again later while some of it is in no slot."""
+        if set(self._pinned) <= set(self._stager.resident()):
+            self._num_short = 0
+        else:
+            self._num_short += 1
+            self._pin_due_s = min(self._pin_due_s, self._clock() + pause_s(self._num_short))
 
     def _warm_ways_back(self, changed: Iterable[AdapterRecord]) -> None:
         """Where an alias has just moved, a rollback shall find the version before it as warm as it was."""
@@ -142,12 +159,17 @@ class Staging:
             del self.failed[digest]
 
     def retry(self) -> None:
-        """Try again what failed, each version after twice the time it was left alone before."""
+        """Try again what failed, each version and the pins after twice the time they were left alone before.
+
+        Pins are said again after each new version too: room for the largest adapter stays beside them.
+        """
         now_s = self._clock()
         due = {digest for digest, (_, due_s) in self._num_failures.items() if due_s <= now_s}
         for digest in due & self.failed.keys():
             del self.failed[digest]
             self._start(digest, has_bytes=True)
+        if self._pin_due_s <= now_s and (self._pinning is None or self._pinning.done()):
+            self._pin()
 
     def staged(self) -> tuple[str, ...]:
         """What this replica answers for: it can serve it, and is not about to bring the bytes or failing to."""
@@ -190,6 +212,8 @@ class Staging:
             self._num_failures.pop(digest, None)
             if has_bytes:
                 self._brought.add(digest)
+            if self._pinned:
+                self._pin_due_s = self._clock()
         except Exception as error:
             logger.warning("cannot stage %s: %s", digest[:12], error)
             self._fail(digest, str(error))
@@ -200,8 +224,12 @@ class Staging:
     def _fail(self, digest: str, why: str) -> None:
         self.failed[digest] = why
         count = self._num_failures.get(digest, (0, 0.0))[0] + 1
-        pause_s = min(FIRST_RETRY_S * 2 ** (count - 1), LAST_RETRY_S)
-        self._num_failures[digest] = (count, self._clock() + pause_s)
+        self._num_failures[digest] = (count, self._clock() + pause_s(count))
+
+
+def pause_s(num_failures: int) -> float:
+    """How long to leave alone what failed so often in a row: doubled each time, up to LAST_RETRY_S."""
+    return min(FIRST_RETRY_S * 2.0 ** min(num_failures - 1, 30), LAST_RETRY_S)
 
 
 def may_run(adapters: Iterable[AdapterRecord]) -> frozenset[str]:

@@ -10,6 +10,7 @@ from registry import tables
 from registry.audit import GENESIS
 from registry.errors import AdapterNotFound
 from registry.types import (
+    LEAST_PRELOAD_S,
     Activation,
     ActivationState,
     AdapterManifest,
@@ -157,7 +158,7 @@ def _adapters(connection: Connection, where: ColumnElement[bool]) -> tuple[Adapt
             revision=row.revision,
             created_at_s=row.created_at_s,
             pinned=row.pinned,
-            preload=None if row.preload is None else Preload.model_validate(row.preload),
+            preload=None if row.preload is None else _preload(row.preload),
             aliases={alias: number for alias, number, *_ in aliases[row.name]},
             previous={alias: number for alias, _, number, *_ in aliases[row.name] if number is not None},
             canaries={
@@ -170,6 +171,13 @@ def _adapters(connection: Connection, where: ColumnElement[bool]) -> tuple[Adapt
         )
         for row in rows
     )
+
+
+def _preload(stored: dict[str, Any]) -> Preload:
+    """Shorter intervals than there may be now are in older databases."""
+    if "every_s" in stored:
+        stored = {"every_s": max(stored["every_s"], LEAST_PRELOAD_S)}
+    return Preload.model_validate(stored)
 
 
 def _versions(connection: Connection, where: ColumnElement[bool]) -> dict[str, list[VersionRecord]]:

@@ -190,10 +190,14 @@ class Canary(Record):
     weight: float
 
 
+LEAST_PRELOAD_S = 60
+MOST_PRELOAD_S = 30 * 24 * 3600
+
+
 class Preload(Record):
     """When an adapter is brought to its homes ahead of its requests: every `every_s`, or each day at `at`, in UTC."""
 
-    every_s: float | None = Field(default=None, ge=1, le=30 * 24 * 3600)
+    every_s: float | None = Field(default=None, ge=LEAST_PRELOAD_S, le=MOST_PRELOAD_S)
     at: str | None = Field(default=None, pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")
 
     @model_validator(mode="after")

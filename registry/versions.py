@@ -2,7 +2,7 @@
 
 from sqlalchemy import delete, func, insert, select, update
 
-from registry import draining, records, rollout, tables
+from registry import draining, records, residence, rollout, tables
 from registry.database import Transaction
 from registry.errors import AdapterNotFound, Conflict
 from registry.types import AdapterManifest, BaseSpec, VersionState
@@ -134,13 +134,18 @@ def retire_version(tx: Transaction, name: str, number: int, *, actor: str, deadl
 
 
 def retire_adapter(tx: Transaction, name: str, *, actor: str, deadline_s: float) -> None:
-    """Retire every version and remove every alias; does nothing when that is so already. Raises AdapterNotFound."""
+    """Retire every version, remove every alias and end pin and preload; does nothing when that is so already.
+
+    Raises AdapterNotFound.
+    """
     record = records.adapter(tx.connection, name)
     tx.connection.execute(delete(tables.aliases).where(tables.aliases.c.name == name))
     for version in record.versions:
         draining.begin(tx, name, version, actor=actor, deadline_s=deadline_s)
     if record.aliases:
         tx.record("aliases_removed", actor=actor, name=name, aliases=",".join(sorted(record.aliases)))
+    residence.unpin(tx, name, actor=actor)
+    residence.set_preload(tx, name, None, actor=actor)
 
 
 def quarantine(tx: Transaction, name: str, number: int, *, actor: str, reason: str) -> None:

@@ -31,8 +31,10 @@ from replica.step import StepModel
 from telemetry.exporter import Reader
 
 STALL_S = 60.0
-KEEP_S, KEEP_POLL_S = 60.0, 0.02
 """Without a step for this long although there is work, a replica counts as dead."""
+
+KEEP_S, KEEP_POLL_S = 60.0, 0.02
+"""How long `keep` waits at most, and how often it looks."""
 
 ABORT_GRACE_S = 10.0
 
@@ -179,8 +181,10 @@ class Replica:
                 raise _withdrawn(request.adapter)
             if not self._store.knows(request.adapter):
                 raise UnknownAdapter(f"adapter {request.adapter} was never staged on this replica's node")
-            self._cache.prefetch(request.adapter)
         engine.submit(request, outbox)
+        if request.adapter is None:
+            return
+        self._cache.prefetch(request.adapter)
         if request.adapter in self._withdrawn:  # it was withdrawn between the look and the queue
             engine.abort_adapter(request.adapter, _withdrawn(request.adapter))
 

@@ -13,6 +13,7 @@ RouterError
 │   └── TenantLimitReached       a limit of the tenant is reached; carries which, and when to try again
 ├── MemberNotFound           no gateway, replica or registry has that name
 ├── NoReplica                no replica has a live lease
+├── GatewaySilent            another gateway does not answer, or nobody says which others there are
 ├── ReplicaGone              the replica died or cannot be reached
 ├── RequestAborted           the replica ended the request early (version withdrawn, shutdown)
 └── RequestTimeout           the request took longer than `request_timeout_s`
@@ -103,6 +104,10 @@ class MemberNotFound(RouterError):
     code = "member_not_found"
 
 
+class GatewaySilent(RouterError):
+    code = "gateway_silent"
+
+
 class NoReplica(RouterError):
     code = "no_replica"
 
@@ -140,6 +145,7 @@ HTTP_FACES: dict[type[Exception], HttpFace] = {
     HeadersTooLarge: HttpFace(431, INVALID),
     TooManyRequests: HttpFace(429, "rate_limit_error", 1),
     MemberNotFound: HttpFace(404, INVALID),
+    GatewaySilent: HttpFace(503, SERVER, 1),
     NoReplica: HttpFace(503, SERVER, 1),
     ReplicaGone: HttpFace(503, SERVER, 1),
     RequestAborted: HttpFace(503, SERVER),

@@ -59,6 +59,7 @@ from router.merge import merge
 from router.metrics import GatewayMetrics
 from router.output_history import OutputHistory
 from router.placement import Placement
+from router.prefetch import Prefetcher
 from router.preload import PreloadClock
 from router.prompt_run import PromptRun
 from router.readiness import Readiness
@@ -96,21 +97,27 @@ class Fleet(Protocol):
         ...
 
     async def prefetch(self, replica_id: str, digest: str) -> None:
-        """Bring a version nearer to being served, ahead of its requests. Never raises for a replica that is gone."""
+        """Bring a version nearer to being served, ahead of its requests.
+
+        Raises ReplicaGone when the replica is, or does not answer in time.
+        """
         ...
 
 
 class Peers(Protocol):
-    """The other gateways of the fleet, by `instance`. Those that do not answer are left out; no method raises."""
+    """The other gateways of the fleet, by `instance`."""
 
-    async def names(self) -> Sequence[str]: ...
+    async def names(self) -> Sequence[str]:
+        """All there are, whether they answer or not. Raises GatewaySilent when nobody says which."""
+        ...
 
     async def metrics(self) -> Mapping[str, bytes]:
-        """The Prometheus text of each."""
+        """The Prometheus text of each that answers; never raises."""
         ...
 
     async def metrics_of(self, instance: str) -> bytes | None:
-        """One's Prometheus text; None when it does not answer, or there is none of this name."""
+        """One's Prometheus text; None when there is none of this name. Raises GatewaySilent when it does not answer,
+        or nobody says whether there is one."""
         ...
 
 
@@ -283,6 +290,7 @@ class Gateway:
         self.journal = journal or Journal(UsageLedger(config.instance, wall_clock), clock=clock, wall_clock=wall_clock)
         self._fleet = fleet
         self._readiness = Readiness(fleet, clock)
+        self._prefetcher = Prefetcher(fleet)
         self._preloads = PreloadClock()
         self._scheduled: tuple[AdapterRecord, ...] = ()
         self._peers = peers or NoPeers()
@@ -379,23 +387,32 @@ class Gateway:
         return self.placement.leaving(replica_ids)
 
     async def exchange(self, gateway_id: str, source: PulseSource) -> None:
-        """One heartbeat: tell loads and demand, hear the fleet's, and warm adapters at the homes they gained."""
-        await self._prefetch(self.placement.hear(await source.pulse_gateway(self.placement.pulse(gateway_id))))
+        """One heartbeat: tell loads and demand, hear the fleet's, and begin to warm adapters at the homes they gained.
+
+        It waits for `source` and for no replica.
+        """
+        pulse = await source.pulse_gateway(self.placement.pulse(gateway_id))
+        self._prefetcher.begin(self._live_at(self.placement.hear(pulse)))
 
     async def preload(self) -> None:
-        """Bring adapters to their homes whose time has come since the last call; it waits while there is no replica."""
-        if not self.catalog.replicas:
-            return
+        """Bring adapters to their homes whose time has come since the last call. Those that did not come, or for which
+        there was no replica, are tried again by the next one."""
         due = self._preloads.due(self._scheduled, self.wall_s())
-        await self._prefetch([(name, home.replica_id) for name in due for home in self.placement.policy.homes(name)])
+        if not self.catalog.replicas:
+            self._preloads.owe(due)
+            return
+        homes = [(name, home.replica_id) for name in due for home in self.placement.policy.homes(name)]
+        self._preloads.owe(await self._prefetcher.bring(self._live_at(homes)))
 
-    async def _prefetch(self, homes: Sequence[tuple[str, str]]) -> None:
-        """Bring the live version of each adapter to that replica."""
+    def _live_at(self, homes: Sequence[tuple[str, str]]) -> dict[str, dict[str, str]]:
+        """Replica id -> adapter -> the digest of its live version, of (adapter, replica id) in `homes`."""
         adapters = {adapter.name: adapter for adapter in self.catalog.adapters} if homes else {}
+        wanted: dict[str, dict[str, str]] = {}
         for name, replica_id in homes:
             version = _live(adapters.get(name))
             if version is not None:
-                await self._fleet.prefetch(replica_id, version)
+                wanted.setdefault(replica_id, {})[name] = version
+        return wanted
 
     def take_used(self) -> tuple[str, ...]:
         """The digests that requests were resolved to since the last call."""
@@ -452,14 +469,20 @@ class Gateway:
         return await asyncio.to_thread(self.metrics.exposition)
 
     async def instances(self) -> list[str]:
-        """What can be scraped alone: the gateways that answer, the registry, every replica of the catalog."""
+        """What can be scraped alone: the gateways, the registry, every replica of the catalog.
+
+        Raises GatewaySilent when nobody says which gateways there are.
+        """
         return [self.config.instance, *await self._peers.names(), *self._other_instances()]
 
     def _other_instances(self) -> list[str]:
         return [REGISTRY_INSTANCE, *(replica.replica_id for replica in self.catalog.replicas)]
 
     async def exposition_of(self, instance: str) -> bytes:
-        """One member's own text. Raises MemberNotFound, ReplicaGone when it does not answer, RegistryUnavailable."""
+        """One member's own text.
+
+        Raises MemberNotFound, and when it does not answer GatewaySilent, ReplicaGone or RegistryUnavailable.
+        """
         if instance == self.config.instance:
             return await self.own_exposition()
         if instance not in self._other_instances():

@@ -13,9 +13,14 @@ class PreloadClock:
 
     def __init__(self) -> None:
         self._turns: dict[str, tuple[Preload, int]] = {}
+        self._owed: frozenset[str] = frozenset()
+
+    def owe(self, names: Iterable[str]) -> None:
+        """These could not be brought: they are due at the next call again, while they have a schedule."""
+        self._owed = frozenset(names)
 
     def due(self, adapters: Iterable[AdapterRecord], wall_s: float) -> list[str]:
-        """The names whose turn came since the last call."""
+        """The names whose turn came since the last call, and those that are owed."""
         due, turns = [], {}
         for adapter in adapters:
             preload = adapter.preload
@@ -24,9 +29,9 @@ class PreloadClock:
             now = turns[adapter.name] = (preload, turn(preload, wall_s))
             before = self._turns.get(adapter.name)
             is_new = before is None or before[0] != preload
-            if now != before and (preload.at is None or not is_new):
+            if adapter.name in self._owed or (now != before and (preload.at is None or not is_new)):
                 due.append(adapter.name)
-        self._turns = turns
+        self._turns, self._owed = turns, frozenset()
         return due
 
 

@@ -1,6 +1,6 @@
 """The verdict of `make audit`: packages that could not be looked up are not clean."""
 
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -34,6 +34,19 @@ def test_what_could_not_be_looked_up_is_not_clean(audit: ModuleType, found: obje
     assert status == 2
     assert lines[0].startswith(f"{num_known} of 2 packages were looked up")
     assert lines[-1].startswith("NOT CHECKED")
+
+
+@pytest.mark.parametrize("spelled", ["Jaraco.context", "jaraco_context", "jaraco-_context"])
+def test_spelling_of_a_name_makes_no_difference(
+    audit: ModuleType, monkeypatch: pytest.MonkeyPatch, spelled: str
+) -> None:
+    here = [SimpleNamespace(name=spelled, version="1.0+cpu"), SimpleNamespace(name="LoraFleet", version="1")]
+    monkeypatch.setattr(audit, "distributions", lambda: here)
+    packages = audit.installed()
+    assert packages == ["jaraco-context==1.0"]
+    for told in (spelled, "jaraco-context"):
+        assert audit.verdict(packages, [{"name": told, "version": "1.0", "vulns": []}])[0] == 0
+        assert audit.verdict([f"{spelled}==1.0"], [{"name": told, "version": "1.0", "vulns": []}])[0] == 0
 
 
 def test_everything_installed_is_asked_for_but_ourselves(audit: ModuleType) -> None:

@@ -10,7 +10,7 @@ from cluster.console.errors import WrongUsage
 from cluster.console.options import NameArgument
 from cluster.console.ref import check_name
 from cluster.console.session import Session
-from registry.types import AdapterRecord, Preload
+from registry.types import LEAST_PRELOAD_S, MOST_PRELOAD_S, AdapterRecord, Preload
 
 
 def pin(session: Session, name: NameArgument) -> None:
@@ -43,7 +43,7 @@ def _schedule(every: float | None, at: str | None) -> Preload:
     try:
         return Preload(every_s=every, at=at)
     except ValidationError:
-        wrong = f"--every {every:g} is not from 1 to 2592000" if at is None else f"--at {at!r} is no HH:MM"
+        wrong = f"--every {every:g} is not from {LEAST_PRELOAD_S} to {MOST_PRELOAD_S}" if at is None else f"--at {at!r} is no HH:MM"
         raise WrongUsage(wrong) from None
 
 

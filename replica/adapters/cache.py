@@ -138,9 +138,9 @@ class AdapterCache:
         )  # fmt: skip
         copies = CopyQueue(SlotCopier(residents.arena.memory), workers.copiers, times, clock, self._notify)
         self._misses = MissPath(self._loader, host, residents, copies, times, clock, drain_after_s)
-        self._read_ahead = ReadAhead(self._loader, host, most_ahead)
+        self._read_ahead = ReadAhead(self._loader, host, most_ahead, lambda digest: residents.find(digest) is not None)
         self._leases: set[AdapterLease] = set()
-        self._keeper = Keeper(self._claim)
+        self._keeper = Keeper(self._claim, clock, failure_ttl_s)
         self._forgotten: deque[str] = deque()
         self._callbacks: list[Callable[[], None]] = []
         self._num_hits = 0
@@ -167,7 +167,7 @@ class AdapterCache:
         budgets = Budgets(config.max_rank, arena.num_bytes, config.host_bytes, store.max_bytes)
         return cls(
             store=store,
-            host=HostCache(HostMemory(config.host_bytes, pin=on_gpu)),
+            host=HostCache(HostMemory(config.host_bytes, pin=on_gpu), clock),
             planner=ImagePlanner(sites, dtype, budgets),
             residents=Residents(arena, GreedyDualPolicy(16 * config.max_slots, 64 * config.max_slots)),
             reader=ImageReader(config.num_read_threads or (READ_THREADS if on_gpu else 1)),
@@ -208,7 +208,8 @@ class AdapterCache:
 
     def load_s(self, digest: str) -> float:
         """How long reading an adapter and copying it into a slot takes, by its size and the loads so far."""
-        return self._misses.byte_s * self.image_bytes(digest)
+        num_bytes = self.image_bytes(digest)
+        return self._misses.cost.seconds(num_bytes) if num_bytes else 0.0
 
     def prefetch(self, digest: str) -> None:
         """Bring an adapter to the host cache for a request that waits for its turn, if it is known and has not failed
@@ -217,15 +218,16 @@ class AdapterCache:
             self._read_ahead.want(digest)
 
     def warm(self, digest: str) -> None:
-        """As `prefetch`, into host memory that nothing uses: no other image leaves for it. Never blocks or raises."""
+        """As `prefetch`, into host memory that nothing uses: no other image leaves for it, and one that is there counts
+        as used no more than before. Never blocks or raises."""
         self._workers.readers.submit(self._warm, digest)
 
     def _warm(self, digest: str) -> None:
         with suppress(ReplicaError):
-            if self._planner.plan(self._store.manifest(digest)).num_bytes <= self._host.free_bytes:
-                self._loader.bring(digest, ahead=True)
-            else:
-                self._host.touch(digest)
+            num_bytes = self._planner.plan(self._store.manifest(digest)).num_bytes
+            if not self._host.holds(digest) and num_bytes <= self._host.free_bytes:
+                self._loader.check(digest)
+                self._loader.request(digest, ahead=True)
 
     def acquire(self, digest: str) -> AdapterLease:
         """A lease on an adapter, ready at once if that is resident. Never blocks.
@@ -258,7 +260,8 @@ class AdapterCache:
     def keep(self, digests: Sequence[str]) -> None:
         """Keep these adapters, and no others, in their slots from now on, in that order as far as they leave room.
 
-        A slot and the bytes of the largest adapter known here stay for others. Reads manifests that are new.
+        A slot and the bytes of the largest adapter known here stay for others. Should a larger one come later and find
+        no room, the least used of these let go, until the next call. Reads manifests that are new.
         """
         largest = max(map(self.image_bytes, self._store.known()), default=0)
         free_bytes, chosen = self.arena.num_bytes - largest, list[str]()
@@ -285,7 +288,9 @@ class AdapterCache:
         self._take_in()
         self._keeper.settle()
         self._misses.give_room(may_move=True)
-        self._read_ahead.go_on(is_needless=lambda digest: self._residents.find(digest) is not None)
+        if self._keeper.give_way():
+            self._misses.give_room(may_move=True)
+        self._read_ahead.go_on()
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Have `callback` called, from a load thread, when a `poll` has something to settle."""

@@ -17,15 +17,20 @@ from replica.model.batch import LoraPair
 
 @dataclass(slots=True)
 class SlotCopy:
-    """One copy, for `waiter`; `pairs` or `error` is set when it ended. `borrowed` keeps the image in the host cache."""
+    """One copy, for `waiter`; `pairs` or `error` is set when it ended. `borrowed` keeps the image in the host cache.
+
+    `read_s` and `copy_s` are what reading the image for this copy took, and the copy itself, in seconds.
+    """
 
     waiter: Waiter
     slot: int
     image: AdapterImage
     borrowed: HostLease | None
     source: Source
+    read_s: float
     started_s: float
     ended_s: float = 0.0
+    copy_s: float = 0.0
     pairs: Mapping[int, LoraPair] | None = None
     error: ReplicaError | None = None
 
@@ -63,7 +68,8 @@ class CopyQueue:
             copy.pairs = self._copier.copy(copy.image, start, fence)
             copy.image.layout.columns  # noqa: B018  made here, so that the step thread finds them
             copy.ended_s = self._clock()
-            self._times.observe("copy", copy.ended_s - started_s, copy.source)
+            copy.copy_s = copy.ended_s - started_s
+            self._times.observe("copy", copy.copy_s, copy.source)
         except Exception as error:
             copy.error = AdapterUnavailable(f"adapter {copy.image.digest} could not be copied to its slot: {error}")
         if copy.borrowed is not None:

@@ -4,43 +4,54 @@ One instance belongs to one set of sites and one dtype, so a digest names exactl
 """
 
 import threading
+import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 
 from replica.adapters.host_memory import HostBlock, HostMemory
 from replica.adapters.stats import Source
 from replica.adapters.weights import AdapterImage
 
+UNUSED_S = 30.0
+"""So long an image that was read for a request counts as unused: by then that has had its turn, or gave up."""
+
 
 class HostLease:
-    """Keeps an image in the cache while a copy reads it; release it exactly once.
+    """Keeps an image in the cache while a copy reads it; release it, or cancel it, exactly once.
 
-    `source` is where the image came from when it was read for this very copy, else the host.
+    When the image was read for this very copy, `source` is where it came from and `read_s` how long that took; else
+    they are the host and 0.
     """
 
-    def __init__(self, cache: "HostCache", image: AdapterImage, source: Source) -> None:
+    def __init__(self, cache: "HostCache", image: AdapterImage, source: Source, read_s: float) -> None:
         self.image = image
         self.source = source
+        self.read_s = read_s
         self._cache: HostCache | None = cache
 
     def release(self) -> None:
+        self._give_back(is_copied=True)
+
+    def cancel(self) -> None:
+        """Give the image back uncopied: what it was read for is still to come."""
+        self._give_back(is_copied=False)
+
+    def _give_back(self, is_copied: bool) -> None:
         assert self._cache is not None, "a host lease was released twice"
         cache, self._cache = self._cache, None
-        cache._give_back(self.image.digest)
+        cache._give_back(self, is_copied)
 
 
 class _Entry:
-    __slots__ = ("forgotten", "image", "num_readers", "source")
+    __slots__ = ("forgotten", "image", "num_readers", "read_s", "source")
 
-    def __init__(self, image: AdapterImage, source: Source) -> None:
+    def __init__(self, image: AdapterImage, source: Source, read_s: float) -> None:
         self.image = image
         self.source = source
+        self.read_s = read_s
         self.num_readers = 0
         self.forgotten = False
-
-    @property
-    def unused_bytes(self) -> int:
-        return 0 if self.source == "host" else self.image.num_bytes
 
 
 class HostCache:
@@ -49,14 +60,15 @@ class HostCache:
     The budget bounds loads in progress too: an image is read into room that was made for it here.
     """
 
-    def __init__(self, memory: HostMemory) -> None:
-        self._memory = memory
+    def __init__(self, memory: HostMemory, clock: Callable[[], float] = time.monotonic) -> None:
+        self._memory, self._clock = memory, clock
         self.num_bytes = 0
-        self.num_unused_bytes = 0
-        """Of images that were read for a request and never copied into a slot."""
         self.num_evictions = 0
         self.num_withdrawn = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._unused: OrderedDict[str, float] = OrderedDict()
+        """Digest -> when it was read for a request, of those that wait to be used; the oldest first."""
+        self._num_unused_bytes = 0
         self._blocks: weakref.WeakSet[HostBlock] = weakref.WeakSet()
         self._lock = threading.Lock()
 
@@ -71,6 +83,14 @@ class HostCache:
     def free_bytes(self) -> int:
         """What can be had without giving up an image, perhaps in several holes."""
         return self._memory.free_bytes
+
+    def unused_bytes(self) -> int:
+        """Of images that were read for a request in the last UNUSED_S seconds, and that none has used since."""
+        with self._lock:
+            since_s = self._clock() - UNUSED_S
+            while self._unused and next(iter(self._unused.values())) <= since_s:
+                self._note_used(next(iter(self._unused)))
+            return self._num_unused_bytes
 
     def make_room(self, num_bytes: int) -> HostBlock | None:
         """Room for a new image, after giving up as few old ones as it takes.
@@ -94,10 +114,11 @@ class HostCache:
                 self._blocks.add(block)
             return block
 
-    def add(self, image: AdapterImage, source: Source = "host") -> bool:
+    def add(self, image: AdapterImage, source: Source = "host", read_s: float = 0.0) -> bool:
         """Keep an image; false when it was not read into room of this cache.
 
         `source` is what the first copy of it counts as: where it came from, or `host` when it was read ahead of need.
+        `read_s` is what reading it took for a request, in seconds.
         """
         with self._lock:
             entry = self._entries.get(image.digest)
@@ -107,9 +128,11 @@ class HostCache:
                 return True
             if image.block not in self._blocks:
                 return False
-            self._entries[image.digest] = entry = _Entry(image, source)
+            self._entries[image.digest] = _Entry(image, source, read_s)
             self.num_bytes += image.num_bytes
-            self.num_unused_bytes += entry.unused_bytes
+            if source != "host":
+                self._unused[image.digest] = self._clock()
+                self._num_unused_bytes += image.num_bytes
             return True
 
     def borrow(self, digest: str) -> HostLease | None:
@@ -120,18 +143,27 @@ class HostCache:
                 return None
             self._entries.move_to_end(digest)
             entry.num_readers += 1
-            self.num_unused_bytes -= entry.unused_bytes
-            source, entry.source = entry.source, "host"
-            return HostLease(self, entry.image, source)
+            self._note_used(digest)
+            lease = HostLease(self, entry.image, entry.source, entry.read_s)
+            entry.source, entry.read_s = "host", 0.0
+            return lease
 
-    def touch(self, digest: str) -> bool:
-        """Mark an image as used now; false when it is not here."""
+    def touch(self, digest: str, is_awaited: bool = True) -> bool:
+        """Mark an image as used now; false when it is not here. Nobody waits for one whose adapter is in a slot."""
         with self._lock:
             entry = self._entries.get(digest)
             if entry is None or entry.forgotten:
                 return False
             self._entries.move_to_end(digest)
+            if not is_awaited:
+                self._note_used(digest)
             return True
+
+    def holds(self, digest: str) -> bool:
+        """Whether an image is here, which does not count as a use."""
+        with self._lock:
+            entry = self._entries.get(digest)
+            return entry is not None and not entry.forgotten
 
     def forget(self, digest: str) -> None:
         """Drop an image; one that is being copied leaves when the copy ends."""
@@ -152,7 +184,7 @@ class HostCache:
     def check_integrity(self) -> None:
         with self._lock:
             assert self.num_bytes == sum(entry.image.num_bytes for entry in self._entries.values())
-            assert self.num_unused_bytes == sum(entry.unused_bytes for entry in self._entries.values())
+            assert self._num_unused_bytes == sum(self._entries[digest].image.num_bytes for digest in self._unused)
             assert 0 <= self.num_bytes <= self.max_bytes - self._memory.free_bytes, repr(self)
             self._memory.check_integrity()
             for digest, entry in self._entries.items():
@@ -163,14 +195,20 @@ class HostCache:
         """Give the memory up; nothing may be copied from here any more."""
         self._memory.close()
 
-    def _drop(self, digest: str) -> None:
-        entry = self._entries.pop(digest)
-        self.num_bytes -= entry.image.num_bytes
-        self.num_unused_bytes -= entry.unused_bytes
+    def _note_used(self, digest: str) -> None:
+        if self._unused.pop(digest, None) is not None:
+            self._num_unused_bytes -= self._entries[digest].image.num_bytes
 
-    def _give_back(self, digest: str) -> None:
+    def _drop(self, digest: str) -> None:
+        self._note_used(digest)
+        self.num_bytes -= self._entries.pop(digest).image.num_bytes
+
+    def _give_back(self, lease: HostLease, is_copied: bool) -> None:
+        digest = lease.image.digest
         with self._lock:
             entry = self._entries[digest]
             entry.num_readers -= 1
+            if not is_copied:
+                entry.source, entry.read_s = lease.source, lease.read_s
             if entry.forgotten and entry.num_readers == 0:
                 self._drop(digest)

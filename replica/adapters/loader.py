@@ -45,12 +45,13 @@ class AdapterFiles(Protocol):
 class Loaded:
     """A load that ended, at `ended_s`: in the host cache, or with `error`, or without room there for now.
 
-    `image` is there for those who asked to hold it.
+    It took `seconds` in all, of which `read_s` for the reading. `image` is there for those who asked to hold it.
     """
 
     digest: str
     tier: Source
     seconds: float
+    read_s: float
     ended_s: float
     image: AdapterImage | None = None
     error: ReplicaError | None = None
@@ -62,7 +63,8 @@ class _Flight:
     started_s: float
     hold: bool
     ahead: bool
-    tier: Source = "node"
+    tier: Source
+    read_s: float = 0.0
 
 
 class ImageLoader:
@@ -98,16 +100,20 @@ class ImageLoader:
         When loads and copies leave no room there, nothing is read; with `hold` it is, and the result carries the image.
         `ahead` says that no request wants it yet: who comes later finds it in the host.
         """
+        tier: Source = "node" if self._files.holds(digest) else "blob"
         with self._lock:
             flight = self._flights.get(digest)
             if flight is not None:
                 flight.hold |= hold
                 flight.ahead &= ahead
                 return
-            flight = self._flights[digest] = _Flight(digest, self._clock(), hold, ahead)
-        self._readers.submit(self._read, flight)
+            flight = self._flights[digest] = _Flight(digest, self._clock(), hold, ahead, tier)
+        if tier == "node":
+            self._readers.submit(self._read, flight)
+        else:
+            self._fetchers.submit(self._fetch, flight)
 
-    def bring(self, digest: str, ahead: bool = False) -> bool:
+    def bring(self, digest: str) -> bool:
         """Request an image unless it is in the host cache, which is true then, and it counts as used now.
 
         Raises as `check` does.
@@ -115,7 +121,7 @@ class ImageLoader:
         self.check(digest)
         is_here = self._host.touch(digest)
         if not is_here:
-            self.request(digest, ahead=ahead)
+            self.request(digest)
         return is_here
 
     def check(self, digest: str) -> None:
@@ -141,9 +147,14 @@ class ImageLoader:
             found.append(self._settled.popleft())
         return found
 
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._flights)
+    def num_in_flight(self, tier: Source) -> int:
+        """Loads under way from the node's disk, or from the blob store behind it."""
+        with self._lock:
+            return sum(flight.tier == tier for flight in self._flights.values())
+
+    def is_on_node(self, digest: str) -> bool:
+        """Whether a load would come from the node's disk; costs one look at a folder."""
+        return self._files.holds(digest)
 
     def _read(self, flight: _Flight) -> None:
         try:
@@ -176,8 +187,11 @@ class ImageLoader:
             return None
         with self._files.reading(manifest) as path:
             image = self._reader.read(path, manifest, layout, block)
-        self._host.add(image, "host" if flight.ahead else flight.tier)
-        took_s = self._clock() - started_s
+        flight.read_s = took_s = self._clock() - started_s
+        if flight.ahead:
+            self._host.add(image)
+        else:
+            self._host.add(image, flight.tier, took_s)
         self._times.observe("read", took_s * (1 - image.convert_share), flight.tier)
         self._times.observe("convert", took_s * image.convert_share, flight.tier)
         return image
@@ -189,8 +203,8 @@ class ImageLoader:
             if error is not None:
                 _logger.warning("%s: %s", error.code, error.message)
                 self._remember_failure(flight.digest, error, now_s)
-            held = image if flight.hold else None
-            self._settled.append(Loaded(flight.digest, flight.tier, now_s - flight.started_s, now_s, held, error))
+            held, took_s = image if flight.hold else None, now_s - flight.started_s
+            self._settled.append(Loaded(flight.digest, flight.tier, took_s, flight.read_s, now_s, held, error))
         self._on_settled()
 
     def _remember_failure(self, digest: str, error: ReplicaError, now_s: float) -> None:

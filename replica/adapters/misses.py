@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from replica.adapters.copier import CopyQueue, SlotCopy
 from replica.adapters.host_cache import HostCache
+from replica.adapters.load_cost import LoadCost
 from replica.adapters.loader import ImageLoader, Loaded
 from replica.adapters.residents import Residents
 from replica.adapters.stats import LoadTimes
@@ -37,15 +38,10 @@ class MissPath:
         self._drain_after_s = drain_after_s
         self.waiters = WaiterQueue()
         self.loads: Counter[str] = Counter()
-        self._copied_bytes = 0
+        self.cost = LoadCost()
+        """Of reading and copying what came into a slot; of what was in the host for other reasons, of copying alone."""
         self.copying: dict[int, str] = {}
         """Slot -> the digest that is being copied into it."""
-
-    @property
-    def byte_s(self) -> float:
-        """Seconds of reading and copying for each byte that came into a slot; 0 while none did."""
-        times = self._times.snapshot()
-        return (times["read"][1] + times["copy"][1]) / self._copied_bytes if self._copied_bytes else 0.0
 
     def join(self, digest: str, claim: Claim) -> None:
         """Wait for an adapter; its load starts now if nobody waits for it yet. Raises as `ImageLoader.check` does."""
@@ -104,11 +100,11 @@ class MissPath:
         slot = self._residents.make_room(image.layout, may_move)
         if slot is None:
             if borrowed is not None:
-                borrowed.release()
+                borrowed.cancel()
             self._residents.reserve(image.num_bytes, self._clock() - waiter.in_hand_s >= self._drain_after_s)
             return False
-        source = borrowed.source if borrowed is not None else waiter.tier
-        self._submit(SlotCopy(waiter, slot, image, borrowed, source, self._clock()))
+        source, read_s = (borrowed.source, borrowed.read_s) if borrowed else (waiter.tier, waiter.read_s)
+        self._submit(SlotCopy(waiter, slot, image, borrowed, source, read_s, self._clock()))
         return True
 
     def _load_again(self, waiter: Waiter) -> None:
@@ -132,7 +128,7 @@ class MissPath:
             return
         waiter.state = WaiterState.IN_HAND
         waiter.tier = loaded.tier
-        waiter.load_seconds = loaded.seconds
+        waiter.load_seconds, waiter.read_s = loaded.seconds, loaded.read_s
         if self.waiters.holder is waiter:
             waiter.image = loaded.image
         else:
@@ -168,7 +164,7 @@ class MissPath:
         )
         for claim in waiter.claims:
             claim.bind(resident)
-        self._copied_bytes += copy.image.num_bytes
+        self.cost.add(copy.image.num_bytes, copy.read_s + copy.copy_s)
         self._times.observe("publish", now_s - copy.ended_s, copy.source)
         self._times.observe("total", now_s - waiter.arrived_s, copy.source)
         seconds = waiter.load_seconds + now_s - copy.started_s

@@ -2,7 +2,8 @@
 
 A pinned slot is never evicted. When even giving up everything unpinned would not make room for the oldest waiter, a
 *reservation* holds for it what is free or comes free: reserved slots take no new pins. After a patient while pinned
-slots are drained as well, so that adapters in constant use cannot keep a newcomer out for ever.
+slots are drained as well, so that adapters in constant use cannot keep a newcomer out for ever; kept ones only as far
+as all the rest of the arena is too small.
 """
 
 import logging
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 class Resident:
     """An adapter in a slot, with its number of pins. `closed`: no new pins (reserved, or forgotten). `kept`: one of the
-    pins is there to keep it in its slot (`replica.adapters.keeper`), so that none may wait for its end."""
+    pins is there to keep it in its slot (`replica.adapters.keeper`), and ends only when that sees it closed."""
 
     __slots__ = ("closed", "digest", "forgotten", "kept", "num_bytes", "num_pins", "slot")
 
@@ -121,12 +122,25 @@ class Residents:
             self._by_digest[digest].closed = True
         if not drain:
             return
+        self._close_kept(num_bytes)
         others = [resident for resident in self._by_digest.values() if not resident.kept]
         for resident in sorted(others, key=lambda one: (one.num_pins, self.policy.rank(one.digest))):
             closed = [one.digest for one in self._by_digest.values() if one.closed]
             if self._could_fit(num_bytes, closed):
                 return
             resident.closed = True
+
+    def _close_kept(self, num_bytes: int) -> None:
+        """Close the least used of the kept, until all that is not kept would be enough if it came free."""
+        kept = [resident for resident in self._by_digest.values() if resident.kept]
+        num_slots = self.arena.num_slots - len(kept)
+        free_bytes = self.arena.num_bytes - sum(resident.num_bytes for resident in kept)
+        for resident in sorted(kept, key=lambda one: self.policy.rank(one.digest)):
+            if num_slots > 0 and free_bytes >= num_bytes:
+                return
+            resident.closed = True
+            num_slots += 1
+            free_bytes += resident.num_bytes
 
     def cancel_reservation(self) -> None:
         self._reserved = False

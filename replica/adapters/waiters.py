@@ -41,6 +41,7 @@ class Waiter:
         self.claims: list[Claim] = []
         self.tier: Source = "host"
         self.load_seconds = 0.0
+        self.read_s = 0.0
         self.in_hand_s = arrived_s
         self.image: AdapterImage | None = None
         self.forgotten = False

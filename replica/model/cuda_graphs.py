@@ -171,10 +171,12 @@ def quick_collections() -> Iterator[None]:
 
 
 class Stopwatch:
-    """Seconds and device bytes since it was made."""
+    """Seconds and device bytes since it was made. What was cached then is given back first, as captures would do it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
         self._bytes = self._reserved()
         self._started_s = time.monotonic()
 

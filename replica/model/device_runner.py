@@ -14,7 +14,16 @@ import torch
 from torch import nn
 
 from replica.errors import OutOfMemory
-from replica.kernels.rows import MAX_DECODE_ROWS, RowsView, most_tiles, num_words, pack_rows
+from replica.kernels.rows import (
+    MAX_DECODE_ROWS,
+    MAX_RANK,
+    NARROW_RANK,
+    RowsView,
+    form_of,
+    most_tiles,
+    num_words,
+    pack_rows,
+)
 from replica.model.batch import ForwardBatch, LoraSegment, SequenceSpan
 from replica.model.compiled_layers import try_compiled
 from replica.model.cuda_graphs import (
@@ -39,7 +48,8 @@ logger = logging.getLogger(__name__)
 WARM_UP_ROWS = 61
 """A number of rows that no dimension of a model equals, so that the compiler takes it for none of them."""
 
-WARM_UP_RANKS = (16, 32, 64, 256)
+WARM_UP_RANKS = tuple(NARROW_RANK << form for form in range(form_of(MAX_RANK) + 1))
+"""The largest rank of every form: kernels differ by the form, and by the number of parts that it has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,42 @@ def test_frontend_keeps_its_address_where_nobody_holds_it(script: ModuleType) ->
     assert "    bind 127.0.0.1:8000\n" in script.rewritten(IDLE.format(port=8000), Path("/x/idle.sock"), None)
 
 
+EVERYWHERE = ["0.0.0.0", "::"] if socket.has_dualstack_ipv6() else ["0.0.0.0"]
+
+
+@pytest.mark.parametrize("host", EVERYWHERE)
+def test_port_held_on_every_address_is_the_one_that_serve_writes_with_a_star(script: ModuleType, host: str) -> None:
+    held = Listener(host, 0)
+    try:
+        assert script.borrow(str(held.path), "*:1") is None
+        assert script.borrow(str(held.path), f"127.0.0.1:{held.port}") is None
+        text = SERVES.replace("127.0.0.1:{port}", f"*:{held.port}")
+        lines = script.rewritten(text, Path("/x/idle.sock"), str(held.path)).splitlines()
+        assert lines[3].startswith("    bind fd@")
+        with (
+            socket.socket(fileno=int(lines[3].rpartition("@")[2])) as taker,
+            socket.create_connection(("127.0.0.2", held.port)) as client,
+        ):
+            client.sendall(b"hello")
+            taker.settimeout(10)
+            taken, _ = taker.accept()
+            with taken:
+                assert taken.recv(5) == b"hello"
+    finally:
+        held.close()
+
+
+def test_public_frontend_stays_public_and_the_others_do_not(script: ModuleType) -> None:
+    text = SERVES.replace("127.0.0.1:{port}", "*:8000") + "frontend grpc_frontend\n    bind *:9000 proto h2\n"
+    lines = script.rewritten(text, Path("/x/idle.sock"), None).splitlines()
+    assert [line.strip() for line in lines if "bind" in line] == [
+        "bind 127.0.0.1:9101",
+        "bind *:8000",
+        "bind 127.0.0.1:8404",
+        "bind *:9000 proto h2",
+    ]
+
+
 def test_port_in_use_is_an_error_and_leaves_nothing(listener: Listener) -> None:
     with pytest.raises(OSError, match="in use"):
         Listener("127.0.0.1", listener.port)

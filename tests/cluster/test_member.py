@@ -1,6 +1,7 @@
 """A member over the plain registry: it stages, reports, tries again, and says why it is not let in."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.member import Member
-from registry.errors import Conflict
+from registry.errors import Conflict, JoinRefused, RegistryError, RegistryUnavailable
 from registry.types import Activation, ActivationState, AdapterManifest, BaseSpec
 from tests.local_fleet import LocalRegistry, until
 from tests.registry.uploads import Clock, make_base, open_registry, plain_upload
@@ -195,12 +196,47 @@ async def test_replica_that_makes_no_progress_does_not_join(fleet: Fleet, monkey
     stager = FakeStager()
     stager.alive = False
     async with fleet.member(stager, joins=False) as member:
-        await until(lambda: fleet.plain.base() is not None)
         await asyncio.wait_for(member.joined(), 10)  # and its health is asked for
         await asyncio.sleep(0.3)
         assert fleet.plain.replicas() == ()
         stager.alive = True
         await until(lambda: len(fleet.plain.replicas()) == 1)
+
+
+async def test_dead_step_loop_is_told_while_the_registry_hangs(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(data: bytes) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    monkeypatch.setattr(fleet.registry, "store_blob", hang)
+    stager = FakeStager()
+    stager.alive = False
+    async with fleet.member(stager, joins=False) as member:
+        await asyncio.wait_for(member.joined(), 10)
+
+
+@pytest.mark.parametrize(
+    "trouble", [RegistryUnavailable("the registry cannot be reached"), JoinRefused("a@1 is not staged here")]
+)
+async def test_replica_that_waits_to_join_says_why_from_time_to_time(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trouble: RegistryError
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise trouble
+
+    monkeypatch.setattr("cluster.member.TELL_PERIOD_S", 0.1)
+    monkeypatch.setattr("cluster.member.RETRY_S", 0.01)
+    monkeypatch.setattr(fleet.registry, "join_replica", refuse)
+    async with fleet.member(FakeStager(), joins=False) as member:
+        joining = asyncio.create_task(member.joined())
+        said = f"not joined yet: {trouble.message}"
+        await until(lambda: [each.message for each in caplog.records].count(said) == 1)
+        began_s = time.monotonic()
+        await until(lambda: len([each for each in caplog.records if each.message.startswith(said)]) >= 4)
+        assert time.monotonic() - began_s > 0.15, "once a period, and not with each try"
+        assert not joining.done()
+        monkeypatch.undo()
+        await asyncio.wait_for(joining, 30)
 
 
 async def test_replica_with_another_base_says_so_once_and_joins_when_it_may(

@@ -55,6 +55,16 @@ async def test_refusals_come_back_as_they_are(tmp_path: Path, files: dict[str, P
     assert await registry.adapters() == ()
 
 
+async def test_gateways_are_known_while_they_have_a_lease(tmp_path: Path) -> None:
+    registry = actor(tmp_path)
+    assert await registry.gateways() == ()
+    for gateway_id in ("g1", "g0"):
+        await registry.follow_gateway(gateway_id, 0, 0.0)
+    assert await registry.gateways() == ("g0", "g1")
+    await registry.leave_gateway("g1")
+    assert await registry.gateways() == ("g0",)
+
+
 async def test_template_is_that_of_the_configuration(tmp_path: Path) -> None:
     registry = actor(tmp_path)
     assert (await registry.template()).base is None

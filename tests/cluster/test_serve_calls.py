@@ -33,6 +33,23 @@ async def test_slow_answer_times_out() -> None:
         await call(asyncio.get_running_loop().create_future(), 0.01)
 
 
+async def test_call_that_the_other_side_cancels_is_lost_and_the_caller_goes_on() -> None:
+    from ray.exceptions import RayTaskError
+
+    from cluster.serve_calls import MemberLost, call
+
+    loop = asyncio.get_running_loop()
+    for error in (asyncio.CancelledError(), RayTaskError("f", "", asyncio.CancelledError())):
+        answer: asyncio.Future[int] = loop.create_future()
+        if isinstance(error, asyncio.CancelledError):
+            answer.cancel()
+        else:
+            answer.set_exception(error)
+        with pytest.raises(MemberLost) as lost:
+            await call(answer, 5.0)
+        assert lost.value.__cause__ is not None
+
+
 async def test_our_own_error_comes_out_as_it_went_in() -> None:
     from cluster.serve_calls import call
 

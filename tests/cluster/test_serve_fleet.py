@@ -79,6 +79,35 @@ async def test_stream_that_serve_cancels_ends_its_requests() -> None:
         await asyncio.wait_for(inbox.get(), 1)
 
 
+async def test_probe_that_the_replica_gives_up_says_no() -> None:
+    from cluster.serve_fleet import ServeFleet
+
+    def given_up(**_: Any) -> Response:
+        response = Response(asyncio.sleep(100))
+        response.cancel()
+        return response
+
+    assert not await ServeFleet(Handle(makes_progress=given_up), "gateway").makes_progress("replica")
+
+
+async def test_request_that_the_replica_gives_up_is_gone() -> None:
+    from cluster.serve_fleet import ServeFleet
+
+    def given_up(**_: Any) -> Response:
+        response = Response(asyncio.sleep(100))
+        asyncio.get_running_loop().call_later(0.01, response.cancel)
+        return response
+
+    async def silent(**_: Any) -> AsyncIterator[tuple[TokenChunk, ...]]:
+        await asyncio.sleep(100)
+        yield ()
+
+    fleet = ServeFleet(Handle(generate=given_up, tokens=silent), "gateway")
+    with pytest.raises(ReplicaGone):
+        await asyncio.wait_for(anext(aiter(fleet.generate("replica", request("a")))), 60)
+    fleet.follow(frozenset())
+
+
 async def test_first_chunks_reach_a_gateway_whose_old_stream_still_drains() -> None:
     """Giving up a stream does not end its generator on the replica at once; it must not take the next one's chunks."""
     from cluster.channel import Outbox

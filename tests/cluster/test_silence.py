@@ -87,7 +87,8 @@ async def test_calls_beside_a_request_have_an_end(monkeypatch: pytest.MonkeyPatc
     fleet = serve_fleet.ServeFleet(Silent(lambda: None).handle, "gateway")
     async with asyncio.timeout(60):
         await fleet.stop_choice("replica", "a", 0)
-        await fleet.prefetch("replica", "0" * 64)
+        with pytest.raises(ReplicaGone):
+            await fleet.prefetch("replica", "0" * 64)
 
 
 def test_replicas_that_no_router_has_heard_of_are_starting() -> None:

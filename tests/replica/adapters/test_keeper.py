@@ -83,6 +83,57 @@ def test_newcomer_is_let_in_beside_kept_adapters_in_constant_use(tmp_path: Path)
             lease.release()
 
 
+def test_kept_adapters_give_way_to_a_larger_one_that_nothing_else_has_room_for(tmp_path: Path) -> None:
+    """It came after the last `keep`, which left less than it needs; those behind it would wait for ever too."""
+    clock, large = Clock(), ADAPTERS[5]
+    arena_bytes = image_bytes(large) + R8_BYTES
+    with bench(tmp_path, clock=clock, max_slots=8, arena_bytes=arena_bytes, drain_after_s=1) as fleet:
+        fleet.stage(*SMALL)
+        keep(fleet, 0, 1)
+        assert resident(fleet) == {ADAPTERS[0].digest, ADAPTERS[1].digest}
+        fleet.ready(ADAPTERS[0]).release()
+        fleet.stage(large)
+        leases = [fleet.cache.acquire(large.digest)]
+        fleet.until(lambda: large.digest in fleet.cache.stats().host_cached)
+        leases.append(fleet.cache.acquire(ADAPTERS[2].digest))
+        fleet.until(lambda: ADAPTERS[2].digest in fleet.cache.stats().host_cached)
+        fleet.cache.poll()
+        assert not any(lease.ready for lease in leases)
+        clock.now_s = 10.0
+        fleet.until(lambda: leases[0].ready)
+        assert resident(fleet) == {ADAPTERS[0].digest, large.digest}, "the less used one gave way"
+        leases[0].release()
+        fleet.until(lambda: leases[1].ready)
+        leases[1].release()
+        assert fleet.cache.keeps_all, "what gave way is kept again at the next word"
+        keep(fleet, 0, 1)
+        assert ADAPTERS[0].digest in resident(fleet)
+        fleet.cache.keep(())
+        fleet.until(lambda: fleet.cache.keeps_all)
+
+
+def test_kept_adapters_stay_while_one_waits_for_room_that_others_will_leave(tmp_path: Path) -> None:
+    clock, large = Clock(), ADAPTERS[5]
+    with bench(tmp_path, clock=clock, arena_bytes=image_bytes(large) + R8_BYTES, drain_after_s=1) as fleet:
+        fleet.stage(*SMALL, large)
+        keep(fleet, 0)
+        held = fleet.ready(ADAPTERS[1])
+        newcomer = fleet.cache.acquire(large.digest)
+        fleet.until(lambda: fleet.cache.stats().load_seconds["read"][0] == 3)
+        clock.now_s = 10.0
+        for _ in range(3):
+            fleet.cache.poll()
+        assert fleet.cache.acquire(ADAPTERS[0].digest).ready
+        held.release()
+        fleet.until(lambda: newcomer.ready)
+        for lease in (newcomer, *(one for one in fleet.cache._leases if one.digest == ADAPTERS[0].digest)):
+            if lease not in fleet.cache._keeper._leases.values():
+                lease.release()
+        assert ADAPTERS[0].digest in resident(fleet)
+        fleet.cache.keep(())
+        fleet.until(lambda: fleet.cache.keeps_all)
+
+
 def test_adapter_that_is_wanted_no_more_may_go(fleet: Bench) -> None:
     keep(fleet, 0)
     keep(fleet, 1)
@@ -102,3 +153,21 @@ def test_adapter_that_cannot_be_loaded_keeps_nobody_waiting(fleet: Bench) -> Non
     fleet.cache.keep(["f" * 64, ADAPTERS[0].digest])
     fleet.until(lambda: fleet.cache.keeps_all)
     assert resident(fleet) == {ADAPTERS[0].digest}
+
+
+def test_what_could_not_be_loaded_is_tried_again_after_a_while(tmp_path: Path) -> None:
+    clock, bad = Clock(), ADAPTERS[0]
+    with bench(tmp_path, clock=clock, failure_ttl_s=10) as fleet:
+        fleet.stage(bad)
+        path = fleet.store.open(bad.digest)
+        path.write_bytes(bad.blob[:-1] + bytes([bad.blob[-1] ^ 1]))
+        keep(fleet, 0)
+        assert fleet.cache.stats().num_failures == 1
+        clock.now_s = 9.9
+        for _ in range(3):
+            fleet.cache.poll()
+        assert resident(fleet) == set()
+        clock.now_s = 10.1
+        fleet.until(lambda: bad.digest in resident(fleet))
+        fleet.cache.keep(())
+        fleet.until(lambda: fleet.cache.keeps_all)

@@ -281,6 +281,19 @@ async def test_an_adapter_gets_a_slot_although_others_are_in_constant_use(adapte
         replica.close()
 
 
+async def test_a_request_that_is_refused_has_nothing_read_for_it(
+    staged: Replica, adapters: Adapters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(staged._cache, "prefetch", read.append)
+    outbox, digest = CollectingOutbox(), adapters.digest("qv")
+    staged.submit(make_request("served", PROMPTS[0], 1, adapter=digest), outbox)
+    await staged.drain(20.0)
+    with pytest.raises(ReplicaDraining):
+        staged.submit(make_request("refused", PROMPTS[0], 1, adapter=digest), outbox)
+    assert read == [digest]
+
+
 async def test_a_drain_waits_then_aborts_the_rest(staged: Replica) -> None:
     task = asyncio.create_task(collect(staged, make_request("a", [1], 12, ignore_eos=True)))
     await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from replica.model.cuda_graphs import DecodeGraphs, DirectRecorder, bucket_sizes
+from replica.model.cuda_graphs import DecodeGraphs, DirectRecorder, Stopwatch, bucket_sizes
 from replica.model.step_buffers import BufferSizes, StepBuffers
 
 
@@ -102,3 +102,24 @@ def test_sections_are_aligned_and_do_not_overlap() -> None:
     ends = [start + view.nbytes for start, view in zip(starts, buffers.views.values(), strict=True)]
     assert all(start % 16 == 0 for start in starts)
     assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+
+
+def test_memory_that_was_cached_before_does_not_count_as_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture gives cached memory back to the device; what was measured would be below 0."""
+    in_use, cached = 1000, 300
+
+    def empty() -> None:
+        nonlocal cached
+        cached = 0
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: in_use + cached)
+    watch = Stopwatch(torch.device("cuda"))
+    empty()
+    in_use += 50
+    assert watch.bytes() == 50
+
+
+def test_elsewhere_no_memory_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: pytest.fail("there is no CUDA device"))
+    assert Stopwatch(torch.device("cpu")).bytes() == 0

@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from replica.kernels.rows import MAX_DECODE_ROWS, RowsView
 from replica.model.base_model import BaseModel
 from replica.model.batch import LoraPair
+from replica.model.device_runner import Adapters, StepLimits
 from replica.model.paged_attention import KVCache
 from replica.model.projections import GroupFollower, GroupLeader, Stash
 from tests.replica.model.conftest import ModelFolder
-from tests.replica.model.on_device import DeviceBase, differs, packed
+from tests.replica.model.on_device import DeviceBase, FakeKernels, differs, packed
 from tests.replica.model.packed import PackedRunner, load_base, load_pairs, prompts
 from tests.tiny_models import ARCHITECTURES, all_targets, make_adapter
 
@@ -157,3 +159,33 @@ def test_sequences_that_share_blocks_may_name_more_pages_than_there_are(model_fo
     assert small.runner._decode_buffers.views["pages"].shape[0] >= 8 * 6
     assert runner.step([(stream, 1) for stream in streams]).shape[0] == 8
     assert whole.isfinite().all()
+
+
+class NotingKernels(FakeKernels):
+    """Notes which kernels would be compiled: one of each kind of step, form (which tells the parts) and rank block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: set[tuple[bool, int, int]] = set()
+
+    def bind(self, rows: RowsView) -> RowsView:
+        self.kinds.add(kind_of(rows))
+        return super().bind(rows)
+
+
+def kind_of(rows: RowsView) -> tuple[bool, int, int]:
+    return rows.is_decode, rows.most_form, rows.rank_block
+
+
+@pytest.mark.parametrize("max_rows", [96, MAX_DECODE_ROWS + 1])
+@pytest.mark.parametrize("max_rank", [1, 8, 12, 100, 256])
+def test_kernels_for_every_rank_that_may_come_are_compiled_at_start(
+    max_rank: int, max_rows: int, model_folder: ModelFolder
+) -> None:
+    device = DeviceBase(model_folder("llama"), StepLimits(max_rows, max_sequences=4))
+    kernels = NotingKernels()
+    device.runner.use_adapters(Adapters(kernels, max_rank))
+    device.allocate_kv(16, 4)
+    ranks, capacities = range(1, max_rank + 1), {min(max_rows, MAX_DECODE_ROWS), max_rows}
+    views = [RowsView(torch.empty(0), capacity, 1, rank) for rank in ranks for capacity in capacities]
+    assert kernels.kinds == {kind_of(rows) for rows in views}
