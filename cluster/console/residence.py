@@ -43,7 +43,8 @@ def _schedule(every: float | None, at: str | None) -> Preload:
     try:
         return Preload(every_s=every, at=at)
     except ValidationError:
-        wrong = f"--every {every:g} is not from {LEAST_PRELOAD_S} to {MOST_PRELOAD_S}" if at is None else f"--at {at!r} is no HH:MM"
+        bounds = f"{LEAST_PRELOAD_S} to {MOST_PRELOAD_S}"
+        wrong = f"--every {every:g} is not from {bounds}" if at is None else f"--at {at!r} is no HH:MM"
         raise WrongUsage(wrong) from None
 
 
