@@ -84,6 +84,9 @@ def test_top_is_refused_in_one_line_without_a_key(cli: Cli, fleet: FakeFleet) ->
     assert len(ran.err.splitlines()) == 1
 
 
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
 class Terminal:
     """A pseudo-terminal with a command in it."""
 
@@ -101,9 +104,9 @@ class Terminal:
         self.shown = ""
 
     def until(self, text: str, timeout_s: float = 60.0) -> None:
-        """Read until `text` has been shown."""
+        """Read until `text` has been shown, in whatever colours."""
         deadline_s = time.monotonic() + timeout_s
-        while text not in self.shown:
+        while text not in ESCAPE.sub("", self.shown):
             ready, _, _ = select.select([self._master], [], [], max(0.0, deadline_s - time.monotonic()))
             assert ready, self.shown[-2000:]
             self._read()
@@ -140,8 +143,7 @@ def terminal(url: str) -> Iterator[Terminal]:
 def test_top_draws_in_place_on_a_terminal_follows_and_gives_it_back(terminal: Terminal, fleet: FakeFleet) -> None:
     terminal.until("globex holds 82 % of the queue")
     assert "\x1b[?1049h" in terminal.shown, "not on a screen of its own"
-    frame = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.shown)
-    assert "█↓··" in frame
+    terminal.until("█↓··")
     fleet.report = fleet_report(findings=(), replicas=(replica_view(7),))
     terminal.until("replica-7")
     assert terminal.interrupt() == 0
