@@ -87,14 +87,14 @@ class Journal:
 
     def write(self, entry: "Entry", outcome: str) -> None:
         """The call is over."""
-        now_s = self._clock()
+        now_s, wall_s = self._clock(), self._wall_clock()
         self._account(entry)
         if entry.own is None and not logger.isEnabledFor(logging.INFO):
             return
         fields = entry.fields(outcome, now_s)
         event(logger, "request", fields)
         if entry.own is not None:
-            self._trace(entry, entry.own, outcome, fields, now_s)
+            self._trace(entry, entry.own, outcome, fields, (wall_s - (now_s - entry.arrival.at_s), wall_s))
 
     def _account(self, entry: "Entry") -> None:
         """A call counts once a replica has answered; what it was told it used is what it is charged for."""
@@ -104,10 +104,15 @@ class Journal:
             self.ledger.add(consumer, requests=1, prompt_tokens=call.num_prompt_tokens, output_tokens=entry.num_output)
 
     def _trace(
-        self, entry: "Entry", own: Traceparent, outcome: str, fields: dict[str, str | int | float | None], now_s: float
+        self,
+        entry: "Entry",
+        own: Traceparent,
+        outcome: str,
+        fields: dict[str, str | int | float | None],
+        span_s: tuple[float, float],
     ) -> None:
-        end_s = self._wall_clock()
-        start_s = end_s - (now_s - entry.arrival.at_s)
+        """`span_s` is when the call came and when it ended, in seconds of the epoch."""
+        start_s, end_s = span_s
         attributes = {f"lorafleet.{name}": value for name, value in fields.items() if value is not None}
         error = None if outcome in (OK, DISCONNECT) else outcome
         span = Span("request", int(start_s * NS_PER_S), int(end_s * NS_PER_S), attributes, error)
