@@ -157,6 +157,9 @@ class ImageLoader:
         return self._files.holds(digest)
 
     def _read(self, flight: _Flight) -> None:
+        if not flight.hold and self._host.holds(flight.digest):
+            self._settle(flight)  # a flight before this one ended while this one was asked for
+            return
         try:
             if flight.tier == "node" and not self._files.holds(flight.digest):
                 flight.tier = "blob"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from replica.adapters.host_cache import UNUSED_S
+from replica.adapters.image_reader import ImageReader
 from tests.replica.adapters.made import make_adapter
 from tests.replica.adapters.test_misses import ByHand
 
@@ -96,3 +97,23 @@ def test_beyond_the_bound_the_newest_are_left_out(tmp_path: Path, monkeypatch: p
     hand.run(hand.reads)
     assert set(hand.cache.stats().host_cached) == set(DIGESTS[:4]), "two at once, and two that wait"
     assert not hand.reads
+
+
+def test_one_that_came_while_it_was_asked_for_is_not_read_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = list[Path]()
+    read = ImageReader.read
+    monkeypatch.setattr(ImageReader, "read", lambda self, path, *rest: paths.append(path) or read(self, path, *rest))
+    hand = ByHand(tmp_path, max_slots=1, adapters=ADAPTERS, host_images=4)
+    hand.cache.prefetch(DIGESTS[0])
+    hand.run(hand.reads)
+    hand.cache._loader.request(DIGESTS[0])
+    lease = hand.cache.acquire(DIGESTS[0])
+    hand.run(hand.reads)
+    hand.run(hand.copies)
+    assert lease.ready
+    assert len(paths) == 1
+    assert hand.cache.stats().loads["node"] == 1
+    lease.release()
+    hand.cache.check_integrity()
