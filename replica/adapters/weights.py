@@ -17,10 +17,8 @@ import torch
 from registry.types import AdapterManifest, ModuleLora
 from replica.adapters.host_memory import ALIGNMENT_BYTES, HostBlock
 from replica.errors import AdapterUnavailable
+from replica.kernels.rows import ROW_STEP
 from replica.model.batch import LoraPair, Site
-
-ROW_STEP = 8
-"""A row of B takes a multiple of so many elements, with zeros behind its rank."""
 
 
 def row_of_b(rank: int) -> int:

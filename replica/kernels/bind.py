@@ -11,7 +11,7 @@ and the first row and the end of the tile.
 import triton
 import triton.language as tl
 
-from replica.kernels.rows import FORM_BITS, HEAD
+from replica.kernels.rows import FORM_BITS, HEAD, ROW_STEP
 
 _HEAD = tl.constexpr(HEAD)
 _FORM_BITS = tl.constexpr(FORM_BITS)
@@ -21,6 +21,7 @@ _RANK_MASK = tl.constexpr((1 << RANK_BITS) - 1)
 _FORM_UNIT = tl.constexpr(1 << RANK_BITS)
 _PART_UNIT = tl.constexpr(1 << (RANK_BITS + FORM_BITS))
 UNIT = tl.constexpr(32)
+_ROW_STEP = tl.constexpr(ROW_STEP)
 
 
 @triton.jit(do_not_specialize=["capacity", "max_tiles", "max_entries", "num_sites"])
@@ -81,6 +82,12 @@ def form_of(word):
 @triton.jit
 def part_of(word):
     return word // _PART_UNIT
+
+
+@triton.jit
+def row_of_b(rank):
+    """Elements from one row of B to the next, as `replica.adapters.weights.row_of_b`."""
+    return (rank + _ROW_STEP - 1) // _ROW_STEP * _ROW_STEP
 
 
 @triton.jit

@@ -17,7 +17,7 @@ that of Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).
 import triton
 import triton.language as tl
 
-from replica.kernels.bind import UNIT, expand_item, form_of, part_of, pick, rank_of, shrink_item
+from replica.kernels.bind import UNIT, expand_item, form_of, part_of, pick, rank_of, row_of_b, shrink_item
 
 LINE = tl.constexpr(16)
 HALF = tl.constexpr(8)
@@ -171,7 +171,7 @@ def _fetch(
     """(first column, columns of the projection from there on, lines of B [LINES, LINE], parts of the first row's t)."""
     rank, form = rank_of(word), form_of(word)
     is_narrow = form == 0
-    stride = (rank + 7) // 8 * 8
+    stride = row_of_b(rank)
     before = pick(p, 0, blocks0, blocks01)
     whole = pick(p, blocks0, blocks01, num_blocks) - before
     column = (part_of(word) * whole + item % num_blocks - before) * ((2 * LINES) >> form)

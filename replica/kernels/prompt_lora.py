@@ -13,7 +13,7 @@ A tile is one entry, of form 0 and part 0, so that a record's word is the rank.
 import triton
 import triton.language as tl
 
-from replica.kernels.bind import UNIT, expand_item, pick, shrink_item
+from replica.kernels.bind import UNIT, expand_item, pick, row_of_b, shrink_item
 
 
 @triton.jit
@@ -74,7 +74,7 @@ def _load_b(b_offset, rank, first_column, width, level, memory, R: tl.constexpr,
     """[BN, R] of B from row `first_column` on; nothing where the rank does not reach."""
     columns = first_column + tl.arange(0, BN)
     r = level + tl.arange(0, R)
-    stride = (rank + 7) // 8 * 8
+    stride = row_of_b(rank)
     mask = (columns < width)[:, None] & (r < stride)[None, :]
     return tl.load(memory + b_offset * UNIT + columns[:, None] * stride + r[None, :], mask=mask, other=0.0)
 

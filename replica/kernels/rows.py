@@ -22,6 +22,8 @@ NUM_ARRAYS = 4
 FORM_BITS = 3
 NARROW_RANK = 8
 """The largest rank of form 0."""
+ROW_STEP = 8
+"""A row of B takes a multiple of so many elements, with zeros behind its rank."""
 NONE = -1
 MAX_RANK = 256
 DECODE_TILE = 16
