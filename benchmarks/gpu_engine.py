@@ -254,6 +254,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
 def parse() -> argparse.Namespace:
     parser = arguments(__doc__, PARTS)
     parser.add_argument("--repeats", type=int)
+    parser.add_argument("--max-rank", type=int, help="the largest rank that is allowed; by default the adapters' own")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of the model config")
     return parser.parse_args()
 
@@ -263,11 +264,12 @@ def main() -> None:
     parts = chosen_parts(options.parts, PARTS)
     work = WORKS[options.shape]
     work = work if options.repeats is None else replace(work, repeats=options.repeats)
+    sizes = replace(SIZES[options.shape], max_rank=options.max_rank)
     fields = dict(assignment.split("=", 1) for assignment in options.set)
     print(where(), flush=True)
-    results = measure(SIZES[options.shape], work, options.device, parts, fields)
+    results = measure(sizes, work, options.device, parts, fields)
     options.out.mkdir(parents=True, exist_ok=True)
-    record = {**where(), "sizes": asdict(SIZES[options.shape]), "work": asdict(work), "set": fields, **results}
+    record = {**where(), "sizes": asdict(sizes), "work": asdict(work), "set": fields, **results}
     (options.out / "gpu_engine.json").write_text(json.dumps(record, indent=2) + "\n")
     if "throughput" in results and len(results["throughput"]) > 1:
         plot(results, options.out / "gpu_engine.png")

@@ -73,6 +73,8 @@ class Sizes:
     max_batch_tokens: int = 8192
     num_kv_blocks: int = 8192
     block_size: int = 16
+    max_rank: int | None = None
+    """The largest rank that is allowed; None: the adapters' own."""
 
 
 def write_base(folder: Path, shape: Shape) -> None:
@@ -218,7 +220,7 @@ def build(sizes: Sizes, device: str, **model_fields: Any) -> Rig:
     with torch.inference_mode():
         adapters = ResidentAdapters(base, sizes.num_adapters, sizes.rank)
     filled_s = time.monotonic()
-    base.attach_adapters(adapters.arena.memory, adapters.arena.tables, max_rank=sizes.rank)
+    base.attach_adapters(adapters.arena.memory, adapters.arena.tables, max_rank=sizes.max_rank or sizes.rank)
     report = base.prepare(StepLimits(sizes.max_batch_tokens, sizes.max_num_seqs))
     start = Start(loaded_s - started_s, filled_s - loaded_s, time.monotonic() - filled_s, report)
     return Rig(base, adapters, sizes, start)

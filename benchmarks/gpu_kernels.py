@@ -96,22 +96,24 @@ class Bench:
         self.tables.scales.copy_(host.scales)
         return end
 
-    def view(self, num_adapters: int) -> RowsView:
+    def view(self, num_adapters: int, max_rank: int = 0) -> RowsView:
+        """A step whose rows so many adapters share; `max_rank`: with room for one that is larger than any of them."""
         words = torch.zeros(num_words(NUM_ROWS), dtype=torch.int32)
         share = NUM_ROWS // max(num_adapters, 1)
         segments = [
             RowSegment(slot * share, (slot + 1) * share, slot, self.tenants[slot].rank) for slot in range(num_adapters)
         ]
         pack_rows(segments, NUM_ROWS, words.numpy())
-        return RowsView(words.to(DEVICE), NUM_ROWS, NUM_ROWS, max(tenant.rank for tenant in self.tenants))
+        largest = max(max_rank, *(tenant.rank for tenant in self.tenants))
+        return RowsView(words.to(DEVICE), NUM_ROWS, NUM_ROWS, largest)
 
     def base(self) -> None:
         for layer in range(self.num_layers):
             torch.nn.functional.linear(self.x[layer], self.weights[layer])
 
-    def whole(self, num_adapters: int, *, add: bool = True) -> Callable[[], None]:
+    def whole(self, num_adapters: int, *, add: bool = True, max_rank: int = 0) -> Callable[[], None]:
         """Base product and LoRA; with `add`, their sum in a launch of its own, which the model leaves to its layers."""
-        view = self.view(num_adapters)
+        view = self.view(num_adapters, max_rank)
 
         def run() -> None:
             bound = self.kernels.bind(view)
@@ -222,6 +224,8 @@ def measure(name: str) -> list[dict[str, Any]]:
     for count in (0, 1, 8, 32, 64):
         timed[str(count)] = Timed(bench.whole(count), NUM_LAYERS)
         timed[f"{count}{LEFT}"] = Timed(bench.whole(count, add=False), NUM_LAYERS)
+    for count in (8, 64):
+        timed[f"{count}, room for r=128{LEFT}"] = Timed(bench.whole(count, add=False, max_rank=128), NUM_LAYERS)
     us = medians(timed)
     errors = {str(count): bench.error(count) for count in (1, 8, 64)}
     del bench, timed
