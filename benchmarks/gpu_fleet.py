@@ -46,13 +46,19 @@ def load_base(folder: Path, shape: str, device: str) -> BaseModel:
 
 
 class AdapterFolder:
-    """Adapters of rank `rank` on all projections, as safetensors files; each is the first one's values, rolled."""
+    """Adapters of rank `rank`, as safetensors files; each is the first one's values, rolled.
 
-    def __init__(self, folder: Path, base: BaseModel, rank: int, source: LinkSource, seed: int = 0) -> None:
+    They touch the projections of these names, or all.
+    """
+
+    def __init__(
+        self, folder: Path, base: BaseModel, rank: int, source: LinkSource, modules: Sequence[str] = ()
+    ) -> None:
         self._folder, self._base, self._rank, self._source = folder, base, rank, source
-        shapes = [shape for site in base.sites for shape in _shapes(site, rank)]
+        self._sites = [site for site in base.sites if not modules or site.path.rpartition(".")[2] in modules]
+        shapes = [shape for site in self._sites for shape in _shapes(site, rank)]
         self._num_values = sum(rows * columns for _, (rows, columns) in shapes)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         self._values = (torch.randn(self._num_values, generator=generator) * 0.01).to(base.dtype)
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -65,7 +71,7 @@ class AdapterFolder:
         """Write the file of an adapter and describe it."""
         values = self._values.roll(index * 1031)
         tensors, place = {}, 0
-        for site in self._base.sites:
+        for site in self._sites:
             for key, (rows, columns) in _shapes(site, self._rank):
                 tensors[key] = values[place : place + rows * columns].view(rows, columns)
                 place += rows * columns
@@ -74,7 +80,7 @@ class AdapterFolder:
         blob_sha256 = _sha256_of(path)
         self._source.paths[blob_sha256] = path
         infos = {key: _info(key, tensor) for key, tensor in tensors.items()}
-        modules = tuple(_module(site, self._rank, infos) for site in self._base.sites)
+        modules = tuple(_module(site, self._rank, infos) for site in self._sites)
         return _manifest(modules, blob_sha256, path.stat().st_size, str(index))
 
 

@@ -2,8 +2,9 @@
 
 python -m benchmarks.gpu_kernels [--out DIR] [--tune FILE]
 
-64 rows, the base product alone (cuBLAS) against the base product with LoRA, over 32 layers' buffers in turn, so that
-neither side finds its weights in L2. Conditions and the peers' figures are those of the table in `PEERS`.
+64 rows, and prompts of 8,192: the base product alone (cuBLAS) against the base product with LoRA, over 32 layers'
+buffers in turn (2 of prompts), so that neither side finds its weights in L2. Conditions and the peers' figures are
+those of the table in `PEERS`.
 """
 
 import argparse
@@ -59,12 +60,14 @@ class Tenant:
 class Bench:
     """Weights of all layers for one group, and an arena of adapters that touch it."""
 
-    def __init__(self, name: str, tenants: Sequence[Tenant], num_layers: int = NUM_LAYERS) -> None:
+    def __init__(
+        self, name: str, tenants: Sequence[Tenant], num_layers: int = NUM_LAYERS, num_rows: int = NUM_ROWS
+    ) -> None:
         self.in_features, self.outs = SITES[name]
-        self.num_layers = num_layers
+        self.num_layers, self.num_rows = num_layers, num_rows
         num_out, num_projections = sum(self.outs), len(self.outs)
         generator = torch.Generator(DEVICE).manual_seed(0)
-        self.x = [_random(generator, NUM_ROWS, self.in_features) for _ in range(num_layers)]
+        self.x = [_random(generator, num_rows, self.in_features) for _ in range(num_layers)]
         self.weights = [_random(generator, num_out, self.in_features) * 0.02 for _ in range(num_layers)]
         self.tables = SlotTables(NUM_SLOTS, NUM_LAYERS * num_projections, DEVICE)
         self.memory = _random(generator, self._place(tenants)) * 0.02
@@ -98,14 +101,14 @@ class Bench:
 
     def view(self, num_adapters: int, max_rank: int = 0) -> RowsView:
         """A step whose rows so many adapters share; `max_rank`: with room for one that is larger than any of them."""
-        words = torch.zeros(num_words(NUM_ROWS), dtype=torch.int32)
-        share = NUM_ROWS // max(num_adapters, 1)
+        words = torch.zeros(num_words(self.num_rows), dtype=torch.int32)
+        share = self.num_rows // max(num_adapters, 1)
         segments = [
             RowSegment(slot * share, (slot + 1) * share, slot, self.tenants[slot].rank) for slot in range(num_adapters)
         ]
-        pack_rows(segments, NUM_ROWS, words.numpy())
+        num_tiles = pack_rows(segments, self.num_rows, words.numpy())
         largest = max(max_rank, *(tenant.rank for tenant in self.tenants))
-        return RowsView(words.to(DEVICE), NUM_ROWS, NUM_ROWS, largest)
+        return RowsView(words.to(DEVICE), self.num_rows, max(num_tiles, NUM_ROWS), largest)
 
     def base(self) -> None:
         for layer in range(self.num_layers):
@@ -121,6 +124,17 @@ class Bench:
                 y, delta = self.kernels.linear(self.x[layer], self.weights[layer], None, self.groups[layer], bound)
                 if add:
                     y.add_(delta)
+
+        return run
+
+    def summed(self, num_adapters: int) -> Callable[[], None]:
+        """What a step of many rows does: the product adds to what LoRA left in its output."""
+        view = self.view(num_adapters)
+
+        def run() -> None:
+            bound = self.kernels.bind(view)
+            for layer in range(self.num_layers):
+                self.kernels.summed(self.x[layer], self.weights[layer], None, self.groups[layer], bound)
 
         return run
 
@@ -161,14 +175,14 @@ class Bench:
         base, delta = self.kernels.linear(self.x[0], self.weights[0], None, group, view)
         y = base.double() + delta.double()
         expected = self.x[0].double() @ self.weights[0].double().T
-        share = NUM_ROWS // max(num_adapters, 1)
+        share = self.num_rows // max(num_adapters, 1)
         for slot in range(num_adapters):
             rows, column = slice(slot * share, (slot + 1) * share), 0
             for site, width in zip(group.sites, group.out_features, strict=True):
                 rank = int(self.tables.ranks[slot, site])
                 if rank:
                     a_at, b_at = int(self.tables.a_offsets[slot, site]), int(self.tables.b_offsets[slot, site])
-                    stride = -(-rank // 8) * 8
+                    stride = row_of_b(rank)
                     a = self.memory[a_at : a_at + rank * self.in_features].view(rank, -1).double()
                     b = self.memory[b_at : b_at + width * stride].view(width, stride)[:, :rank].double()
                     expected[rows, column : column + width] += 0.5 * (self.x[0][rows].double() @ a.T @ b.T)
@@ -255,6 +269,17 @@ def _other_ranks(name: str) -> dict[str, float]:
     return medians(timed | left)
 
 
+def prompts(name: str, num_rows: int = 8192) -> list[dict[str, Any]]:
+    """A long prompt of each of 8 adapters, beside the base product of as many rows."""
+    bench = Bench(name, [Tenant(16)] * 8, 2, num_rows)
+    us = medians({"prompts, base": Timed(bench.base, 2), "prompts, 8": Timed(bench.summed(8), 2)})
+    base_us = us["prompts, base"]
+    return [
+        {"site": name, "case": case, "us": round(total, 2), "added_us": round(total - base_us, 2)}
+        for case, total in us.items()
+    ]
+
+
 def over_a_layer(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """What each case adds at all sites together, and as a share of 64 at r=16; cases that every site has."""
     added: dict[str, dict[str, float]] = {}
@@ -265,7 +290,7 @@ def over_a_layer(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for case, total in sums.items():
         of_64 = whole[LEFT if case.endswith(LEFT) else ""]
-        share = round(total / of_64, 3) if of_64 else None
+        share = round(total / of_64, 3) if of_64 and not case.startswith("prompts") else None
         found.append({"site": "layer", "case": case, "added_us": round(total, 2), "of_64_at_r16": share})
     return found
 
@@ -311,7 +336,7 @@ def main() -> None:
         results = [tune(name) for name in names]
         (options.out / "gpu_kernels_tuning.json").write_text(json.dumps(results, indent=1))
         return
-    rows = [row for name in names for row in measure(name)]
+    rows = [row for name in names for row in (*measure(name), *prompts(name))]
     rows += over_a_layer(rows)
     device = torch.cuda.get_device_name()
     record = {"device": device, "torch": torch.__version__, "commit": commit(), "rows": rows}

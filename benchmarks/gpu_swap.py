@@ -84,10 +84,10 @@ WORKS = {
 class Fleet:
     """The base, its adapters on disk, and replicas over them one after the other."""
 
-    def __init__(self, folder: Path, base: BaseModel, work: Work) -> None:
+    def __init__(self, folder: Path, base: BaseModel, work: Work, modules: Sequence[str] = ()) -> None:
         self.base, self.work = base, work
         self.store, self._source = folder / "node", LinkSource()
-        self.adapters = AdapterFolder(folder / "adapters", base, work.rank, self._source)
+        self.adapters = AdapterFolder(folder / "adapters", base, work.rank, self._source, modules)
         self.manifests = [self.adapters.make(index) for index in range(work.num_adapters)]
         self._random = random.Random(0)
 
@@ -269,10 +269,26 @@ def _percentile(ordered: Sequence[float], percent: int) -> float:
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 
+def fill_host(replica: Replica, digests: Sequence[str]) -> None:
+    """Read adapters until the host cache is full, as when a replica has served for a while. Raises TimeoutError."""
+    started_s, host = time.perf_counter(), replica._cache._host
+    for digest in digests:
+        replica.warm(digest)
+    while len(host.digests()) < len(digests) and host.free_bytes >= replica._cache.image_bytes(digests[0]):
+        if time.perf_counter() - started_s > 120:
+            raise TimeoutError(f"the host cache is not full after 120 s: {host}")
+        time.sleep(0.1)
+    print(f"{len(host.digests())} adapters in host memory after {time.perf_counter() - started_s:.1f} s", flush=True)
+
+
 def scale(fleet: Fleet, replica: Replica) -> list[dict[str, Any]]:
-    """The S-LoRA workload with few adapters and with many: throughput and first-token attainment."""
+    """The S-LoRA workload with few adapters and with many: throughput and first-token attainment.
+
+    The host cache is full from the start, with all adapters if it has room for them.
+    """
     work = fleet.work
     every = [*fleet.digests, *(manifest.digest for manifest in fleet.twins(work.num_many))]
+    fill_host(replica, every)
     closed = _scale_requests(fleet, every[: work.num_few], rate=float("inf"))
     _, took_s = _replay(replica, closed)
     rate = 1.2 * len(closed) / took_s
@@ -372,6 +388,7 @@ def parse() -> argparse.Namespace:
     parser = arguments(__doc__, PARTS)
     parser.add_argument("--folder", type=Path, help="where adapters are written; a temporary folder by default")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a field of the work")
+    parser.add_argument("--modules", default="", help="names of the projections that adapters touch; all by default")
     return parser.parse_args()
 
 
@@ -385,11 +402,13 @@ def main() -> None:
     print(where(), flush=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder, started_s = Path(name), time.perf_counter()
-        fleet = Fleet(folder, load_base(folder / "base", options.shape, options.device), work)
+        modules = [name for name in options.modules.split(",") if name]
+        fleet = Fleet(folder, load_base(folder / "base", options.shape, options.device), work, modules)
         print(f"ready in {time.perf_counter() - started_s:.1f} s: {len(fleet.manifests)} adapters of "
               f"{fleet.adapters.num_bytes} bytes", flush=True)  # fmt: skip
         results = measure(fleet, parts)
-    record = {"question": __doc__, **where(), "shape": options.shape, "work": asdict(work), "results": results}
+    of_work = {"work": asdict(work), "modules": options.modules or "all"}
+    record = {"question": __doc__, **where(), "shape": options.shape, **of_work, "results": results}
     write_json(options.out / "gpu_swap.json", record)
     if "ttft" in results:
         plot(results, options.out / "gpu_swap.png")

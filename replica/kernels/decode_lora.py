@@ -74,14 +74,6 @@ def decode_shrink_kernel(
 
 
 @triton.jit
-def _own(t, rank, T_SPLIT, SPLITS: tl.constexpr, R: tl.constexpr):
-    """t[0:R] of a row."""
-    r = tl.arange(0, R)
-    split = tl.arange(0, SPLITS)
-    return tl.sum(tl.load(t + split[None, :] * T_SPLIT + r[:, None], mask=(r < rank)[:, None], other=0.0), axis=1)
-
-
-@triton.jit
 def _line_own(t, rank, form, T_SPLIT, SPLITS: tl.constexpr):
     """What the values of a line are weighed with, in parts [LINE, SPLITS]; twice t[0:8] where it holds two columns.
 
@@ -122,44 +114,75 @@ def _expand_lines(
 @triton.jit
 def _expand_many(
     d, t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE,
-    SPLITS: tl.constexpr, R: tl.constexpr, PRECISION: tl.constexpr,
+    SPLITS: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The same for many rows, of columns of R values each: by the matrix units.
-
-    The parts of t are on the way at once where registers hold them.
-    """
+    """The same for many rows: by the matrix units, all parts of t on the way at once."""
     row = tl.arange(0, LINE)[:, None]
-    r = tl.arange(0, R)[None, :]
+    r = tl.arange(0, LINE)[None, :]
     kept = (row < num_rows) & (r < rank)
     t_rows = t + row * T_STRIDE + r
     own = tl.load(t_rows, mask=kept, other=0.0)
-    if R == LINE:
-        for split in tl.static_range(1, SPLITS):
-            own += tl.load(t_rows + split * T_SPLIT, mask=kept, other=0.0)
-    else:
-        for split in range(1, SPLITS):
-            own += tl.load(t_rows + split * T_SPLIT, mask=kept, other=0.0)
-    columns = tl.reshape(values, (values.numel // R, R))
-    sums = tl.dot((own * scale).to(values.dtype), tl.trans(columns), input_precision=PRECISION)
-    column = tl.arange(0, values.numel // R)[None, :]
+    for split in tl.static_range(1, SPLITS):
+        own += tl.load(t_rows + split * T_SPLIT, mask=kept, other=0.0)
+    sums = tl.dot((own * scale).to(values.dtype), tl.trans(values), input_precision=PRECISION)
+    column = tl.arange(0, LINES)[None, :]
     tl.store(d + row * num_out + column, sums.to(d.dtype.element_ty), mask=(row < num_rows) & (column < width))
 
 
 @triton.jit
 def _expand_wide(
-    d, t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE,
-    SPLITS: tl.constexpr, R: tl.constexpr, FEW: tl.constexpr, PRECISION: tl.constexpr,
+    d, t, b, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE,
+    SPLITS: tl.constexpr, LINES: tl.constexpr, MOST_FORM: tl.constexpr,
 ):  # fmt: skip
-    """The same for ranks up to R, more than 16: a column takes several lines."""
-    if num_rows > FEW:
-        _expand_many(d, t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, R, PRECISION)
-    else:
-        columns = tl.reshape(values, (values.numel // R, R))
-        for _ in range(num_rows):
-            own = _own(t, rank, T_SPLIT, SPLITS, R)
-            _store_row(d, tl.sum(columns.to(tl.float32) * own[None, :], axis=1) * scale, width)
-            t += T_STRIDE
-            d += num_out
+    """The same for ranks above 16, of few rows: a column takes several lines, 16 at most, each with weights of its own.
+
+    `b` is where the item's lines begin. They are read again, a quarter at a time, so that this takes no more registers
+    than narrow ranks do: all programs would get as many. The quarters are alike, as a quarter has whole columns.
+    """
+    QUARTER: tl.constexpr = LINES // 4
+    stride = row_of_b(rank)
+    line = tl.arange(0, QUARTER)
+    nth = line >> (form - 1)
+    r = ((line & ((1 << (form - 1)) - 1)) * LINE)[:, None] + tl.arange(0, LINE)[None, :]
+    num_columns = QUARTER >> (form - 1)
+    for _ in range(num_rows):
+        own = tl.zeros([QUARTER, LINE], dtype=tl.float32)
+        for split in range(SPLITS):
+            own += tl.load(t + split * T_SPLIT + r, mask=r < rank, other=0.0)
+        for quarter in range(4):
+            first = quarter * num_columns
+            mask = (first + nth < width)[:, None] & (r < stride)
+            lines = tl.load(b + (first + nth)[:, None] * stride + r, mask=mask, other=0.0)
+            sums = tl.sum(lines.to(tl.float32) * own, axis=1)
+            for wide in tl.static_range(2, MOST_FORM + 1):
+                if form == wide:
+                    columns = tl.reshape(sums, ((2 * QUARTER) >> wide, HALF << wide >> 4))
+                    _store_row(d + first, tl.sum(columns, axis=1) * scale, width - first)
+        t += T_STRIDE
+        d += num_out
+
+
+@triton.jit
+def _expand_wide_many(
+    d, t, b, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE,
+    SPLITS: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same for many rows: 16 ranks after the other by the matrix units. `b` is read again, in pieces that fit."""
+    stride = row_of_b(rank)
+    row = tl.arange(0, LINE)[:, None]
+    column = tl.arange(0, LINES // 2)
+    is_column = (column < width) & (column < ((2 * LINES) >> form))
+    sums = tl.zeros([LINE, LINES // 2], dtype=tl.float32)
+    for level in range(0, rank, LINE):
+        r = level + tl.arange(0, LINE)[None, :]
+        own = tl.zeros([LINE, LINE], dtype=tl.float32)
+        for split in range(SPLITS):
+            t_rows = t + split * T_SPLIT + row * T_STRIDE + r
+            own += tl.load(t_rows, mask=(row < num_rows) & (r < rank), other=0.0)
+        values = tl.load(b + column[:, None] * stride + r, mask=is_column[:, None] & (r < stride), other=0.0)
+        sums = tl.dot((own * scale).to(values.dtype), tl.trans(values), sums, input_precision=PRECISION)
+    out = d + row * num_out + column[None, :]
+    tl.store(out, sums.to(d.dtype.element_ty), mask=(row < num_rows) & is_column[None, :])
 
 
 @triton.jit
@@ -244,14 +267,24 @@ def decode_expand_kernel(
                 )
             else:
                 _expand_many(
-                    out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINE,
+                    out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINES,
                     PRECISION,
                 )  # fmt: skip
-        for wide in tl.static_range(2, MOST_FORM + 1):
-            if form == wide:
+        if MOST_FORM >= 2 and form >= 2:
+            _, b_offset, _, _, _, _ = expand_item(
+                item, num_items, records, words32, floats, max_entries, num_blocks, blocks0, blocks01,
+                site0, site1, site2,
+            )  # fmt: skip
+            b = memory + b_offset * UNIT + column.to(tl.int64) * row_of_b(rank)
+            if num_rows <= FEW:
                 _expand_wide(
-                    out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS,
-                    HALF << wide, FEW, PRECISION,
+                    out, own_t, b, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINES,
+                    MOST_FORM,
+                )  # fmt: skip
+            else:
+                _expand_wide_many(
+                    out, own_t, b, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINES,
+                    PRECISION,
                 )  # fmt: skip
         p, word, scale, start, end = next_p, next_word, next_scale, next_start, next_end
         column, width, values, parts = next_column, next_width, next_values, next_parts

@@ -100,7 +100,7 @@ class LoraKernels:
         rows = bound.rows
         cut = shrink_config(rows, len(group.sites), group.in_features, self._num_processors)
         t = self.shrink(x, group, bound, cut)
-        return self.expand(t, x.dtype, group, bound, expand_config(rows, self._num_processors))
+        return self.expand(t, x.dtype, group, bound, expand_config(rows, group.num_out, self._num_processors))
 
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: ProductConfig | None = None
@@ -159,11 +159,12 @@ class LoraKernels:
                 PRECISION=self._precision, num_warps=cut.num_warps, maxnreg=cut.max_registers,
             )  # fmt: skip
             return d
-        num_items = rows.max_tiles * sum(-(-width // cut.block_n) for width in outs)
+        run = cut.run * cut.block_n
+        num_items = rows.max_tiles * sum(-(-width // run) for width in outs)
         prompt_expand_kernel[(min(num_items, cut.num_programs),)](
-            d, t, self._memory, *records, rows.max_tiles, *shape,
-            SPLITS=t.shape[0], R=rows.rank_block, TILE=rows.tile_rows, BN=cut.block_n, PRECISION=self._precision,
-            num_warps=cut.num_warps,
+            d, t, self._memory, *records, rows.max_tiles, *shape, run,
+            SPLITS=t.shape[0], R=rows.rank_block, TILE=rows.tile_rows, BN=cut.block_n, STAGES=3,
+            PRECISION=self._precision, num_warps=cut.num_warps, maxnreg=cut.max_registers,
         )  # fmt: skip
         return d
 

@@ -1,6 +1,6 @@
 """The two halves of grouped LoRA for steps of many rows: t = A x, then d = scale B t, by the matrix units.
 
-A program works on items of (tile, projection, part of K) or (tile, block of columns), one after the other, so that the
+A program works on items of (tile, projection, part of K) or (tile, run of columns), one after the other, so that the
 grid has a fixed size whatever the step turns out to be. Each value is summed in one order: no atomics, and results do
 not depend on timing. What is computed is that of Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).
 
@@ -70,88 +70,74 @@ def prompt_shrink_kernel(
 
 
 @triton.jit
-def _load_b(b_offset, rank, first_column, width, level, memory, R: tl.constexpr, BN: tl.constexpr):
+def _load_b(b, rank, first_column, width, level, R: tl.constexpr, BN: tl.constexpr):
     """[BN, R] of B from row `first_column` on; nothing where the rank does not reach."""
     columns = first_column + tl.arange(0, BN)
     r = level + tl.arange(0, R)
     stride = row_of_b(rank)
     mask = (columns < width)[:, None] & (r < stride)[None, :]
-    return tl.load(memory + b_offset * UNIT + columns[:, None] * stride + r[None, :], mask=mask, other=0.0)
+    return tl.load(b + columns[:, None] * stride + r[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
-def _sum_parts(t, mask, T_SPLIT, SPLITS: tl.constexpr):
-    """The sum over the parts of K of what the pointers `t` show."""
-    total = tl.load(t, mask=mask, other=0.0)
+def _own(t, rows, end, rank, level, scale, T_SPLIT, T_STRIDE, SPLITS: tl.constexpr, R: tl.constexpr):
+    """scale t[rows, level : level + R], summed over the parts of K."""
+    r = level + tl.arange(0, R)
+    mask = (rows < end)[:, None] & (r < rank)[None, :]
+    parts = t + rows[:, None] * T_STRIDE + r[None, :]
+    total = tl.load(parts, mask=mask, other=0.0)
     for split in tl.static_range(1, SPLITS):
-        total += tl.load(t + split * T_SPLIT, mask=mask, other=0.0)
-    return total
+        total += tl.load(parts + split * T_SPLIT, mask=mask, other=0.0)
+    return total * scale
 
 
 @triton.jit
-def _expand_rows(
-    d, t, values, b_offset, rank, scale, start, end, first_column, width, num_out, memory, T_SPLIT, T_STRIDE,
-    SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """d[row, columns] = scale B[columns] t[row] for the rows [start, end) of a tile; `values` is B's first level."""
-    rows = start.to(tl.int64) + tl.arange(0, TILE)
+def _store_block(d, rows, end, first_column, last_column, sums, num_out, BN: tl.constexpr):
     columns = first_column + tl.arange(0, BN)
-    in_rows = (rows < end)[:, None]
-    r = tl.arange(0, R)
-    t_rows = t + rows[:, None] * T_STRIDE + r[None, :]
-    own = (_sum_parts(t_rows, in_rows & (r < rank)[None, :], T_SPLIT, SPLITS) * scale).to(values.dtype)
-    sums = tl.dot(own, tl.trans(values), input_precision=PRECISION)
-    for level in range(R, rank, R):
-        in_rank = in_rows & (level + r < rank)[None, :]
-        own = (_sum_parts(t_rows + level, in_rank, T_SPLIT, SPLITS) * scale).to(values.dtype)
-        more = _load_b(b_offset, rank, first_column, width, level, memory, R, BN)
-        sums = tl.dot(own, tl.trans(more), sums, input_precision=PRECISION)
-    out = d + rows[:, None] * num_out + columns[None, :]
-    tl.store(out, sums.to(d.dtype.element_ty), mask=in_rows & (columns < width)[None, :])
+    mask = (rows < end)[:, None] & (columns < last_column)[None, :]
+    tl.store(d + rows[:, None] * num_out + columns[None, :], sums.to(d.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["max_tiles", "site0", "site1", "site2"])
 def prompt_expand_kernel(
     d, t, memory, records, words32, floats, words, max_tiles, site0, site1, site2, out0, out1, out2,
-    T_SPLIT, T_STRIDE, R_MAX,
-    SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    T_SPLIT, T_STRIDE, R_MAX, run,
+    SPLITS: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """d[row, columns of p] = scale B_p t[row], and 0 for rows and projections without LoRA.
 
-    `d` is [rows, columns of all]. Rows of B lie so many elements apart as the rank in steps of eight, so that loads are
-    16 bytes wide; what fills a row up is zero. While an item is computed, the B of the next one is on its way, and the
-    record of the one after.
+    `d` is [rows, columns of all]. An item is a tile by `run` columns, so many that t is summed once for many blocks of
+    BN, whose B is on its way while the one before is computed. Rows of B lie so many elements apart as the rank in
+    steps of eight, so that loads are 16 bytes wide; what fills a row up is zero.
     """
-    blocks0 = tl.cdiv(out0, BN)
-    blocks01 = blocks0 + tl.cdiv(out1, BN)
-    num_blocks = blocks01 + tl.cdiv(out2, BN)
+    blocks0 = tl.cdiv(out0, run)
+    blocks01 = blocks0 + tl.cdiv(out1, run)
+    num_blocks = blocks01 + tl.cdiv(out2, run)
     num_out = out0 + out1 + out2
     num_items = tl.load(words) * num_blocks
-    first = tl.program_id(0)
-    step = tl.num_programs(0)
-    p, b_offset, rank, scale, start, end = expand_item(
-        first, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01, site0, site1, site2
-    )
-    next_p, next_b, next_rank, next_scale, next_start, next_end = expand_item(
-        first + step, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01, site0, site1, site2
-    )
-    column = (first % num_blocks - pick(p, 0, blocks0, blocks01)) * BN
-    values = _load_b(b_offset, rank, column, pick(p, out0, out1, out2), 0, memory, R, BN)
-    for item in range(first, num_items, step):
-        after_p, after_b, after_rank, after_scale, after_start, after_end = expand_item(
-            item + 2 * step, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01,
-            site0, site1, site2,
-        )  # fmt: skip
-        next_column = ((item + step) % num_blocks - pick(next_p, 0, blocks0, blocks01)) * BN
-        next_values = _load_b(next_b, next_rank, next_column, pick(next_p, out0, out1, out2), 0, memory, R, BN)
-        out = d + pick(p, 0, out0, out0 + out1)
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        p, b_offset, rank, scale, start, end = expand_item(
+            item, num_items, records, words32, floats, max_tiles, num_blocks, blocks0, blocks01, site0, site1, site2
+        )
         width = pick(p, out0, out1, out2)
-        _expand_rows(
-            out, t + p * R_MAX, values, b_offset, rank, scale, start, end, column, width, num_out, memory, T_SPLIT,
-            T_STRIDE, SPLITS, R, TILE, BN, PRECISION,
-        )  # fmt: skip
-        p, b_offset, rank, scale, start, end = next_p, next_b, next_rank, next_scale, next_start, next_end
-        next_p, next_b, next_rank, next_scale, next_start, next_end = (
-            after_p, after_b, after_rank, after_scale, after_start, after_end,
-        )  # fmt: skip
-        values, column = next_values, next_column
+        first = (item % num_blocks - pick(p, 0, blocks0, blocks01)) * run
+        last = tl.minimum(first + run, width)
+        rows = start.to(tl.int64) + tl.arange(0, TILE)
+        own_t = t + p * R_MAX
+        b = memory + b_offset * UNIT
+        out = d + pick(p, 0, out0, out0 + out1)
+        if rank <= R:
+            own = _own(own_t, rows, end, rank, 0, scale, T_SPLIT, T_STRIDE, SPLITS, R).to(memory.dtype.element_ty)
+            for column in tl.range(first, last, BN, num_stages=STAGES):
+                values = _load_b(b, rank, column, width, 0, R, BN)
+                sums = tl.dot(own, tl.trans(values), input_precision=PRECISION)
+                _store_block(out, rows, end, column, last, sums, num_out, BN)
+        else:
+            for column in range(first, last, BN):
+                sums = tl.zeros([TILE, BN], dtype=tl.float32)
+                for level in tl.range(0, rank, R, num_stages=1):
+                    own = _own(own_t, rows, end, rank, level, scale, T_SPLIT, T_STRIDE, SPLITS, R)
+                    values = _load_b(b, rank, column, width, level, R, BN)
+                    sums = tl.dot(own.to(values.dtype), tl.trans(values), sums, input_precision=PRECISION)
+                _store_block(out, rows, end, column, last, sums, num_out, BN)

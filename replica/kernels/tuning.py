@@ -8,11 +8,17 @@ from dataclasses import dataclass
 from replica.kernels.rows import RowsView
 
 MAX_PRODUCT_ROWS = 128
-EXPAND_ELEMENTS = 4096
-"""Of B, that a program of the expand takes at a time: columns by rank."""
+EXPAND_LINES = 256
+"""Lines of 16 values of B that a program of the expand takes at a time, in a step of few rows."""
+
+EXPAND_COLUMNS = 128
+"""The same in a step of many rows: columns."""
+
+MAX_RUN = 16
+"""The most such blocks of columns that share a tile's sum over the parts of K."""
 
 MAX_PARTS_BY_RANK = 128
-"""Parts of K by rank in a step of many rows: the expand takes them through shared memory, all at once."""
+"""Parts of K by rank in a step of many rows: the expand has them all on the way at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class ShrinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpandConfig:
-    """`block_n` columns at a time, or lines in a step of few rows.
+    """`block_n` columns at a time, `run` blocks to an item; or so many lines, in a step of few rows.
 
     `max_registers` a thread, None as many as the compiler likes.
     """
@@ -38,6 +44,7 @@ class ExpandConfig:
     num_programs: int
     num_warps: int
     max_registers: int | None = None
+    run: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +64,22 @@ def shrink_config(rows: RowsView, num_projections: int, in_features: int, num_pr
     if rows.is_decode:
         return ShrinkConfig(1 << (most.bit_length() - 1), 128, 4, 8 * num_processors, 2)
     num_tiles = -(-rows.capacity // rows.tile_rows)
-    wanted = max(1, 4 * num_processors // (num_tiles * num_projections))
+    wanted = max(1, 2 * num_processors // (num_tiles * num_projections))
     splits = min(most, wanted, MAX_PARTS_BY_RANK // rows.rank_block)
-    return ShrinkConfig(1 << (splits.bit_length() - 1), 128, 3, 8 * num_processors, 8)
+    return ShrinkConfig(1 << (splits.bit_length() - 1), 128, 3, 8 * num_processors, 4)
 
 
-def expand_config(rows: RowsView, num_processors: int) -> ExpandConfig:
-    """Few registers a thread in steps of few rows, so that many programs share the processors that the base leaves.
+def expand_config(rows: RowsView, num_out: int, num_processors: int) -> ExpandConfig:
+    """Few registers a thread, so that many programs share a processor; in steps of few rows one that the base leaves.
 
-    Ranks above 16 take some more: with 128 what the larger forms need would be spilled.
+    Items of many rows have as many blocks as leave each program some.
     """
-    if not rows.is_decode:
-        return ExpandConfig(EXPAND_ELEMENTS // rows.rank_block, 4 * num_processors, 4)
-    if rows.most_form <= 1:
-        return ExpandConfig(EXPAND_ELEMENTS // 16, 4 * num_processors, 4, 128)
-    return ExpandConfig(EXPAND_ELEMENTS // 16, 3 * num_processors, 4, 160)
+    if rows.is_decode:
+        return ExpandConfig(EXPAND_LINES, 4 * num_processors, 4, 128)
+    num_programs = 3 * num_processors
+    num_blocks = -(-rows.capacity // rows.tile_rows) * num_out // EXPAND_COLUMNS
+    run = max(1, min(MAX_RUN, num_blocks // (4 * num_programs)))
+    return ExpandConfig(EXPAND_COLUMNS, num_programs, 4, 160, run)
 
 
 def product_config(num_rows: int, num_out: int, num_processors: int) -> ProductConfig | None:

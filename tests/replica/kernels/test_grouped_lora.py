@@ -8,6 +8,7 @@ pytest.importorskip("triton")
 from replica.kernels.grouped_lora import LoraKernels
 from replica.kernels.groups import GroupShape
 from replica.kernels.rows import MAX_DECODE_ROWS, RowSegment, RowsView
+from replica.kernels.tuning import ExpandConfig, shrink_config
 from tests.replica.kernels.adapters_in_arena import Arena
 
 pytestmark = [
@@ -118,13 +119,27 @@ def test_a_weight_that_is_stored_the_other_way_round_serves_too() -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 7, 8, 17, 40, 100, 256])
-@pytest.mark.parametrize("many", [3, 21], ids=["few rows", "many rows"])
+@pytest.mark.parametrize("many", [3, 21, 510], ids=["few rows", "many rows", "prompt"])
 def test_delta_of_any_rank(rank: int, many: int) -> None:
     arena = arena_for(DOWN, [rank, 3], torch.float32)
     segments = arena.segments([(0, 1), (1, 2), (0, many)])
     x = random(3 + many, DOWN.in_features, dtype=torch.float32)
     delta = delta_of(arena, x, DOWN, arena.view(segments, 3 + many))
     assert distance(delta, arena.expected(x, segments, DOWN)) < 2e-6
+
+
+@pytest.mark.parametrize("run", [2, 5])
+def test_a_prompt_s_columns_in_longer_runs_are_the_same(run: int) -> None:
+    arena = arena_for(QKV, [16, 40, 100], torch.float32)
+    lengths = [(0, 130), (-1, 200), (1, 33), (2, 170)]
+    num_rows, segments = num_rows_of(lengths), arena.segments(lengths)
+    x = random(num_rows, QKV.in_features, dtype=torch.float32)
+    kernels = LoraKernels(arena.memory, arena.tables)
+    bound = kernels.bind(arena.view(segments, num_rows))
+    t = kernels.shrink(x, QKV, bound, shrink_config(bound.rows, 3, QKV.in_features, 4))
+    one, several = (kernels.expand(t, x.dtype, QKV, bound, ExpandConfig(16, 4, 4, run=each)) for each in (1, run))
+    assert torch.equal(several, one)
+    assert distance(several, arena.expected(x, segments, QKV)) < 2e-6
 
 
 def test_delta_follows_tables_that_change_between_steps() -> None:
