@@ -160,11 +160,11 @@ def _time_step(rig: Rig, batch: ForwardBatch, num_steps: int = 50) -> dict[str, 
         _synchronise(rig)
         call_ms = (time.perf_counter() - started_s) * 1e3 / num_steps
         host = rig.base.host_times.milliseconds()
-        gpu_ms = _gpu_ms(rig, len(batch.spans), bool(batch.segments), num_steps)
+        gpu_ms = _gpu_ms(rig, len(batch.spans), rig.sizes.rank if batch.segments else 0, num_steps)
     return {name: round(value, 4) for name, value in {"call_ms": call_ms, "gpu_ms": gpu_ms, **host}.items()}
 
 
-def _gpu_ms(rig: Rig, num_rows: int, has_lora: bool, num_steps: int) -> float:
+def _gpu_ms(rig: Rig, num_rows: int, max_rank: int, num_steps: int) -> float:
     """Replays of the last step's graph, back to back, between two events; 0 where there are none."""
     if rig.base.device.type != "cuda":
         return 0.0
@@ -172,7 +172,7 @@ def _gpu_ms(rig: Rig, num_rows: int, has_lora: bool, num_steps: int) -> float:
     before = torch.cuda.memory_allocated()
     first.record()
     for _ in range(num_steps):
-        rig.base.replay(num_rows, has_lora)
+        rig.base.replay(num_rows, max_rank)
     last.record()
     last.synchronize()
     assert torch.cuda.memory_allocated() == before, "a replay allocated memory"

@@ -131,33 +131,25 @@ def _expand_many(
 
 @triton.jit
 def _expand_wide(
-    d, t, b, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE,
+    d, t, values, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE,
     SPLITS: tl.constexpr, LINES: tl.constexpr, MOST_FORM: tl.constexpr,
 ):  # fmt: skip
     """The same for ranks above 16, of few rows: a column takes several lines, 16 at most, each with weights of its own.
 
-    `b` is where the item's lines begin. They are read again, a quarter at a time, so that this takes no more registers
-    than narrow ranks do: all programs would get as many. The quarters are alike, as a quarter has whole columns.
+    Lines are summed alike whatever the form; only then are those of a column put together.
     """
-    QUARTER: tl.constexpr = LINES // 4
-    stride = row_of_b(rank)
-    line = tl.arange(0, QUARTER)
-    nth = line >> (form - 1)
-    r = ((line & ((1 << (form - 1)) - 1)) * LINE)[:, None] + tl.arange(0, LINE)[None, :]
-    num_columns = QUARTER >> (form - 1)
+    line = tl.arange(0, LINE)[:, None]
+    r = (line & ((1 << (form - 1)) - 1)) * LINE + tl.arange(0, LINE)[None, :]
+    split = tl.arange(0, SPLITS)
+    lines = tl.reshape(values, (LINES // LINE, LINE, LINE))
     for _ in range(num_rows):
-        own = tl.zeros([QUARTER, LINE], dtype=tl.float32)
-        for split in range(SPLITS):
-            own += tl.load(t + split * T_SPLIT + r, mask=r < rank, other=0.0)
-        for quarter in range(4):
-            first = quarter * num_columns
-            mask = (first + nth < width)[:, None] & (r < stride)
-            lines = tl.load(b + (first + nth)[:, None] * stride + r, mask=mask, other=0.0)
-            sums = tl.sum(lines.to(tl.float32) * own, axis=1)
-            for wide in tl.static_range(2, MOST_FORM + 1):
-                if form == wide:
-                    columns = tl.reshape(sums, ((2 * QUARTER) >> wide, HALF << wide >> 4))
-                    _store_row(d + first, tl.sum(columns, axis=1) * scale, width - first)
+        parts = tl.load(t + r[:, :, None] + (split * T_SPLIT)[None, None, :], mask=(r < rank)[:, :, None], other=0.0)
+        own = tl.sum(parts, axis=2)
+        sums = tl.sum(lines.to(tl.float32) * own[None, :, :], axis=2)
+        for wide in tl.static_range(2, MOST_FORM + 1):
+            if form == wide:
+                columns = tl.reshape(sums, ((2 * LINES) >> wide, HALF << wide >> 4))
+                _store_row(d, tl.sum(columns, axis=1) * scale, width)
         t += T_STRIDE
         d += num_out
 
@@ -271,17 +263,17 @@ def decode_expand_kernel(
                     PRECISION,
                 )  # fmt: skip
         if MOST_FORM >= 2 and form >= 2:
-            _, b_offset, _, _, _, _ = expand_item(
-                item, num_items, records, words32, floats, max_entries, num_blocks, blocks0, blocks01,
-                site0, site1, site2,
-            )  # fmt: skip
-            b = memory + b_offset * UNIT + column.to(tl.int64) * row_of_b(rank)
             if num_rows <= FEW:
                 _expand_wide(
-                    out, own_t, b, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINES,
+                    out, own_t, values, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINES,
                     MOST_FORM,
                 )  # fmt: skip
             else:
+                _, b_offset, _, _, _, _ = expand_item(
+                    item, num_items, records, words32, floats, max_entries, num_blocks, blocks0, blocks01,
+                    site0, site1, site2,
+                )  # fmt: skip
+                b = memory + b_offset * UNIT + column.to(tl.int64) * row_of_b(rank)
                 _expand_wide_many(
                     out, own_t, b, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINES,
                     PRECISION,

@@ -14,7 +14,7 @@ EXPAND_LINES = 256
 EXPAND_COLUMNS = 128
 """The same in a step of many rows: columns."""
 
-MAX_RUN = 16
+MAX_RUN = 8
 """The most such blocks of columns that share a tile's sum over the parts of K."""
 
 MAX_PARTS_BY_RANK = 128
@@ -72,13 +72,16 @@ def shrink_config(rows: RowsView, num_projections: int, in_features: int, num_pr
 def expand_config(rows: RowsView, num_out: int, num_processors: int) -> ExpandConfig:
     """Few registers a thread, so that many programs share a processor; in steps of few rows one that the base leaves.
 
-    Items of many rows have as many blocks as leave each program some.
+    There, ranks above 16 take some more: with 128, what they need would be spilled. Items of many rows have as many
+    blocks as leave each program some.
     """
-    if rows.is_decode:
+    if rows.is_decode and rows.most_form <= 1:
         return ExpandConfig(EXPAND_LINES, 4 * num_processors, 4, 128)
+    if rows.is_decode:
+        return ExpandConfig(EXPAND_LINES, 3 * num_processors, 4, 168)
     num_programs = 3 * num_processors
     num_blocks = -(-rows.capacity // rows.tile_rows) * num_out // EXPAND_COLUMNS
-    run = max(1, min(MAX_RUN, num_blocks // (4 * num_programs)))
+    run = max(1, min(MAX_RUN, num_blocks // (2 * num_programs)))
     return ExpandConfig(EXPAND_COLUMNS, num_programs, 4, 160, run)
 
 

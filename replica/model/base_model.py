@@ -96,10 +96,10 @@ class BaseModel:
         """What the host spent on steps; stays empty on the plain path."""
         return self._runner.times if isinstance(self._runner, DeviceRunner) else HostTimes()
 
-    def replay(self, num_rows: int, has_lora: bool) -> None:
-        """The last decode step once more, for measurements on a device."""
+    def replay(self, num_rows: int, max_rank: int) -> None:
+        """The last decode step once more, for measurements on a device; `max_rank` is that of its adapters, or 0."""
         assert isinstance(self._runner, DeviceRunner), "only a device's steps are recorded"
-        self._runner.replay(num_rows, has_lora)
+        self._runner.replay(num_rows, max_rank)
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Bytes that one block of `block_size` tokens takes over all layers."""

@@ -1,4 +1,4 @@
-"""Steps recorded once for each number of rows, with adapters and without, and replayed. Knows nothing of models."""
+"""Steps recorded once for each number of rows and room for adapters, and replayed. Knows nothing of models."""
 
 import gc
 import logging
@@ -8,11 +8,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 logger = logging.getLogger(__name__)
+
+NARROW_ROOM = 16
+"""Up to this rank a column of B is one line of the kernels."""
 
 Recorded = TypeVar("Recorded")
 Replay = Callable[[], None]
@@ -112,15 +116,24 @@ def bucket_sizes(max_num_seqs: int) -> tuple[int, ...]:
     return tuple(sorted(sizes | {max(2, max_num_seqs)}))
 
 
-class StepGraphs(ABC, Generic[Recorded]):
-    """One recording for each bucket of rows, with adapters and without."""
+def rooms_for(max_rank: int) -> tuple[int, ...]:
+    """The rooms to record where adapters have ranks up to `max_rank`: most have small ones, and should not pay for what
+    a few may need. 0: there are no adapters."""
+    return tuple(sorted({0, min(NARROW_ROOM, max_rank), max_rank}))
 
-    def __init__(self, buckets: Sequence[int]) -> None:
-        self.buckets = tuple(buckets)
-        self._recorded: dict[tuple[int, bool], Recorded] = {}
+
+class StepGraphs(ABC, Generic[Recorded]):
+    """One recording for each bucket of rows and each *room*: the largest rank there may be, 0 without adapters.
+
+    What has room for more takes longer, whatever the ranks turn out to be.
+    """
+
+    def __init__(self, buckets: Sequence[int], rooms: Sequence[int]) -> None:
+        self.buckets, self.rooms = tuple(buckets), tuple(rooms)
+        self._recorded: dict[tuple[int, int], Recorded] = {}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(buckets={self.buckets}, recorded={len(self._recorded)})"
+        return f"{type(self).__name__}(buckets={self.buckets}, rooms={self.rooms}, recorded={len(self._recorded)})"
 
     def __len__(self) -> int:
         return len(self._recorded)
@@ -130,33 +143,38 @@ class StepGraphs(ABC, Generic[Recorded]):
         place = bisect_left(self.buckets, num_rows)
         return self.buckets[place] if place < len(self.buckets) else None
 
-    def record_all(self, plan: Callable[[int, bool], None], with_lora: bool) -> None:
+    def room(self, max_rank: int) -> int:
+        """The smallest room for ranks up to `max_rank`, which is no larger than the largest room."""
+        return self.rooms[bisect_left(self.rooms, max_rank)]
+
+    def record_all(self, plan: Callable[[int], None]) -> None:
         """Record every bucket, the largest first, so that the others fit into its memory.
 
-        `plan(bucket, has_lora)` fills the buffers with a step of padding, before each recording.
+        `plan(bucket)` fills the buffers with a step of padding, before each recording.
         """
         with quick_collections():
-            for bucket in reversed(self.buckets):
-                for has_lora in (False, True) if with_lora else (False,):
-                    plan(bucket, has_lora)
-                    self._recorded[bucket, has_lora] = self._record(bucket, has_lora)
+            for bucket, room in product(reversed(self.buckets), self.rooms):
+                plan(bucket)
+                self._recorded[bucket, room] = self._record(bucket, room)
 
     @abstractmethod
-    def _record(self, bucket: int, has_lora: bool) -> Recorded: ...
+    def _record(self, bucket: int, room: int) -> Recorded: ...
 
 
 class DecodeGraphs(StepGraphs[Replay]):
-    """Steps of one row a sequence. `run(bucket, has_lora)` computes one from fixed addresses to fixed addresses."""
+    """Steps of one row a sequence. `run(bucket, room)` computes one from fixed addresses to fixed addresses."""
 
-    def __init__(self, buckets: Sequence[int], recorder: Recorder, run: Callable[[int, bool], None]) -> None:
-        super().__init__(buckets)
+    def __init__(
+        self, buckets: Sequence[int], rooms: Sequence[int], recorder: Recorder, run: Callable[[int, int], None]
+    ) -> None:
+        super().__init__(buckets, rooms)
         self._recorder, self._run = recorder, run
 
-    def replay(self, bucket: int, has_lora: bool) -> None:
-        self._recorded[bucket, has_lora]()
+    def replay(self, bucket: int, room: int) -> None:
+        self._recorded[bucket, room]()
 
-    def _record(self, bucket: int, has_lora: bool) -> Replay:
-        return self._recorder.record(lambda: self._run(bucket, has_lora))
+    def _record(self, bucket: int, room: int) -> Replay:
+        return self._recorder.record(lambda: self._run(bucket, room))
 
 
 @contextmanager

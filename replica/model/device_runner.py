@@ -18,6 +18,7 @@ from replica.kernels.rows import (
     MAX_DECODE_ROWS,
     MAX_RANK,
     NARROW_RANK,
+    RowSegment,
     RowsView,
     form_of,
     most_tiles,
@@ -34,8 +35,9 @@ from replica.model.cuda_graphs import (
     Recorder,
     Stopwatch,
     bucket_sizes,
+    rooms_for,
 )
-from replica.model.lora_rows import NoPairs, SegmentRanks
+from replica.model.lora_rows import NoPairs, SegmentRanks, largest_rank
 from replica.model.page_table import PADDING_SLOT, PageTable, build_page_table
 from replica.model.paged_attention import KVCache
 from replica.model.prompt_graphs import PromptGraphs, Seams, row_buckets
@@ -156,12 +158,15 @@ class DeviceRunner:
             bucket = self._prompt_bucket(batch)
             return self._any_step(batch) if bucket is None else self._prompt_step(batch, bucket)
 
-    def replay(self, num_rows: int, has_lora: bool) -> None:
-        """The last decode step of so many rows once more, without telling it anything: for measurements."""
+    def replay(self, num_rows: int, max_rank: int) -> None:
+        """The last decode step of so many rows and such ranks once more, without telling it anything: for measurements.
+
+        0 is the largest rank of a step without adapters.
+        """
         bucket = self._graphs.bucket(num_rows)
         assert bucket is not None, f"{num_rows} rows are more than any recorded step"
         with self._running, torch.inference_mode():
-            self._graphs.replay(bucket, has_lora)
+            self._graphs.replay(bucket, self._graphs.room(max_rank))
 
     def _prepare(self, limits: StepLimits) -> CaptureReport:
         watch = Stopwatch(self.device)
@@ -175,10 +180,9 @@ class DeviceRunner:
             self._warm_up(limits.max_rows)
             compile_s = watch.seconds()
             watch = Stopwatch(self.device)
-            has_adapters = self._adapters is not None
             if self._prompt_graphs is not None:
-                self._prompt_graphs.record_all(self._send_padding, has_adapters)
-            self._graphs.record_all(self._plan_padding, has_adapters)
+                self._prompt_graphs.record_all(self._send_padding)
+            self._graphs.record_all(self._plan_padding)
         is_recorded = isinstance(self._recorder, GraphRecorder)
         report = CaptureReport(
             num_graphs=len(self._graphs) if is_recorded else 0,
@@ -206,30 +210,32 @@ class DeviceRunner:
         if self.with_graphs and self._attention.can_be_captured:
             recorder = GraphRecorder()
         self._recorder: Recorder = recorder
-        self._graphs = DecodeGraphs(buckets, recorder, self._run_decode)
+        rooms = rooms_for(0 if self._adapters is None else self._adapters.max_rank)
+        self._graphs = DecodeGraphs(buckets, rooms, recorder, self._run_decode)
         self._prompt_graphs: PromptGraphs | None = None
         if isinstance(self._attention, CutAttention):
             rows = row_buckets(limits.max_rows)
             slots = self._buffers.views["slots"][: max(rows, default=0)]
             seams = Seams(self._attention, self._attention.layers, slots, self._cache.keys[0].dtype)
-            self._prompt_graphs = PromptGraphs(rows, recorder, self._run_prompt, seams)
+            self._prompt_graphs = PromptGraphs(rows, rooms, recorder, self._run_prompt, seams)
 
     def _decode_step(self, batch: ForwardBatch, bucket: int) -> torch.Tensor:
         started_s = time.perf_counter()
-        num_rows, has_lora = len(batch.spans), bool(batch.segments)
+        num_rows = len(batch.spans)
         padding = [self._padding] * (bucket - num_rows)
         table = build_page_table(batch.spans, self._cache.block_size, padding)
-        self._send_decode(table, batch.segments, batch.token_ids)
+        segments = self._ranks.rows(batch.segments)
+        self._send_decode(table, segments, batch.token_ids)
         packed_s = time.perf_counter()
         self._attention.begin_decode(table, self._decode_buffers)
         planned_s = time.perf_counter()
-        self._graphs.replay(bucket, has_lora)
+        self._graphs.replay(bucket, self._graphs.room(largest_rank(segments)))
         self.times.add(started_s, packed_s, planned_s)
         if batch.logit_rows.shape[0] == num_rows:
             return self._logits[:num_rows]
         return self._logits[batch.logit_rows.to(self.device)]
 
-    def _send_decode(self, table: PageTable, segments: Sequence[LoraSegment], token_ids: torch.Tensor) -> None:
+    def _send_decode(self, table: PageTable, segments: Sequence[RowSegment], token_ids: torch.Tensor) -> None:
         buffers = self._decode_buffers
         host = buffers.next_host()
         _put_rows(host, table, token_ids)
@@ -237,29 +243,29 @@ class DeviceRunner:
         host.put("last_page_lens", table.last_page_lens)
         host.put("pages", table.pages)
         if self._adapters is not None:
-            pack_rows(self._ranks.rows(segments), table.num_rows, host.arrays["lora"])
+            pack_rows(segments, table.num_rows, host.arrays["lora"])
         buffers.send(host, len(table.pages))
         _put_from_device(buffers, "token_ids", token_ids)
 
-    def _plan_padding(self, bucket: int, has_lora: bool) -> None:
+    def _plan_padding(self, bucket: int) -> None:
         """A step of nothing but padding rows, without adapters: what graphs are captured with."""
         table = build_page_table((), self._cache.block_size, [self._padding] * bucket)
         self._send_decode(table, (), torch.zeros(bucket, dtype=torch.int64))
         self._attention.begin_decode(table, self._decode_buffers)
 
-    def _run_decode(self, bucket: int, has_lora: bool) -> None:
+    def _run_decode(self, bucket: int, room: int) -> None:
         """From the decode buffers to `self._logits`; what a graph captures."""
         views = self._decode_buffers.views
-        lora = self._recorded_lora(views["lora"], bucket) if has_lora else None
+        lora = self._recorded_lora(views["lora"], bucket, room) if room else None
         with self.state.running(self._attention, bucket, lora):
             logits = self._call(views["token_ids"][:bucket], views["positions"][:bucket], 0)
         self._logits[:bucket].copy_(logits)
 
-    def _recorded_lora(self, words: torch.Tensor, bucket: int) -> StepLora:
-        """LoRA of any step of `bucket` rows, whoever's they turn out to be."""
+    def _recorded_lora(self, words: torch.Tensor, bucket: int, room: int) -> StepLora:
+        """LoRA of any step of `bucket` rows and ranks up to `room`, whoever's they turn out to be."""
         assert self._adapters is not None, "segments, but no adapters are attached"
         num_tiles = most_tiles(bucket, max_segments=len(self._logits))
-        rows = RowsView(words[: num_words(bucket)], bucket, num_tiles, self._adapters.max_rank)
+        rows = RowsView(words[: num_words(bucket)], bucket, num_tiles, room)
         return StepLora(self._adapters.kernels, rows)
 
     def _prompt_bucket(self, batch: ForwardBatch) -> int | None:
@@ -273,25 +279,27 @@ class DeviceRunner:
         assert self._prompt_graphs is not None
         started_s = time.perf_counter()
         table = build_page_table(batch.spans, self._cache.block_size)
-        self._send(table, batch, bucket)
+        lora = self._send(table, batch, bucket)
         packed_s = time.perf_counter()
         self._attention.begin(table, self._buffers)
         planned_s = time.perf_counter()
-        self._prompt_graphs.replay(bucket, bool(batch.segments), table.num_rows)
+        self._prompt_graphs.replay(
+            bucket, self._prompt_graphs.room(0 if lora is None else lora.rows.max_rank), table.num_rows
+        )
         self.times.add(started_s, packed_s, planned_s)
         return self._logits[: batch.logit_rows.shape[0]]
 
-    def _send_padding(self, bucket: int, has_lora: bool) -> None:
+    def _send_padding(self, bucket: int) -> None:
         """A step of nothing but padding rows: what pieces are recorded with."""
         host = self._buffers.next_host()
         self._pad_rows(host, 0, bucket)
         pack_rows((), bucket, host.arrays["lora"])
         self._buffers.send(host)
 
-    def _run_prompt(self, bucket: int, has_lora: bool, seams: Seams) -> None:
+    def _run_prompt(self, bucket: int, room: int, seams: Seams) -> None:
         """From the buffers to `self._logits`; what is recorded in pieces."""
         views = self._buffers.views
-        lora = self._recorded_lora(views["lora"], bucket) if has_lora else None
+        lora = self._recorded_lora(views["lora"], bucket, room) if room else None
         num_logits = min(bucket, len(self._logits))
         with self.state.running(seams, bucket, lora):
             logit_rows = views["logit_rows"][:num_logits]
@@ -338,10 +346,8 @@ class DeviceRunner:
         assert self._adapters is not None, "segments, but no adapters are attached"
         row_segments = self._ranks.rows(segments)
         num_tiles = pack_rows(row_segments, rows, host.arrays["lora"])
-        max_rank = max(1, *(segment.max_rank for segment in row_segments))
-        return StepLora(
-            self._adapters.kernels, RowsView(self._buffers.views["lora"][: num_words(rows)], rows, num_tiles, max_rank)
-        )
+        words = self._buffers.views["lora"][: num_words(rows)]
+        return StepLora(self._adapters.kernels, RowsView(words, rows, num_tiles, largest_rank(row_segments)))
 
     def _call(self, token_ids: torch.Tensor, positions: torch.Tensor, logit_rows: int | torch.Tensor) -> torch.Tensor:
         """Logits [rows asked for, vocab_size] in the base's dtype; 0 asks for all rows."""

@@ -1,6 +1,6 @@
 """From a batch's segments to the kernels' row segments. Remembers each slot's largest rank; knows no weights."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from replica.kernels.rows import RowSegment
 from replica.model.batch import LoraPair, LoraSegment
@@ -28,6 +28,11 @@ class SegmentRanks:
         if known is None or known[0] is not segment.pairs:
             known = self._known[segment.slot] = (segment.pairs, _max_rank(segment.pairs))
         return known[1]
+
+
+def largest_rank(segments: Sequence[RowSegment]) -> int:
+    """Of all the segments: 1 at least, but 0 where there are none."""
+    return max((max(1, segment.max_rank) for segment in segments), default=0)
 
 
 def _max_rank(pairs: Mapping[int, LoraPair]) -> int:

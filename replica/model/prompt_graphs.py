@@ -74,24 +74,29 @@ class Seams:
 
 
 class PromptGraphs(StepGraphs[Pieces]):
-    """Steps with prompts. `run(bucket, has_lora, seams)` computes one whose attention is `seams`."""
+    """Steps with prompts. `run(bucket, room, seams)` computes one whose attention is `seams`."""
 
     def __init__(
-        self, buckets: Sequence[int], recorder: PieceRecorder, run: Callable[[int, bool, Seams], None], seams: Seams
+        self,
+        buckets: Sequence[int],
+        rooms: Sequence[int],
+        recorder: PieceRecorder,
+        run: Callable[[int, int, Seams], None],
+        seams: Seams,
     ) -> None:
-        super().__init__(buckets)
+        super().__init__(buckets, rooms)
         self._recorder, self._run, self._seams = recorder, run, seams
 
-    def replay(self, bucket: int, has_lora: bool, num_rows: int) -> None:
+    def replay(self, bucket: int, room: int, num_rows: int) -> None:
         """Run a step, of which the first `num_rows` rows are real."""
-        self._recorded[bucket, has_lora](lambda layer: self._seams.attend(layer, num_rows))
+        self._recorded[bucket, room](lambda layer: self._seams.attend(layer, num_rows))
 
-    def _record(self, bucket: int, has_lora: bool) -> Pieces:
+    def _record(self, bucket: int, room: int) -> Pieces:
         run_step, seams = self._run, self._seams
 
         def run(cut: Cut) -> None:
             with seams.cut_by(cut):
-                run_step(bucket, has_lora, seams)
+                run_step(bucket, room, seams)
 
         return self._recorder.record_pieces(run)
 

@@ -149,8 +149,8 @@ def test_a_replay_allocates_nothing(folder_of: Folders) -> None:
     runner.step([(stream, 8) for stream in streams])
     runner.step([(stream, 1) for stream in streams])
     before = torch.cuda.memory_allocated()
-    base.base.replay(2, has_lora=False)
-    base.base.replay(2, has_lora=True)
+    base.base.replay(2, max_rank=0)
+    base.base.replay(2, max_rank=64)
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == before
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from replica.model.cuda_graphs import DecodeGraphs, DirectRecorder, Stopwatch, bucket_sizes
+from replica.model.cuda_graphs import DecodeGraphs, DirectRecorder, Stopwatch, bucket_sizes, rooms_for
 from replica.model.step_buffers import BufferSizes, StepBuffers
 
 
@@ -22,13 +22,13 @@ class ListRecorder:
         return lambda: self.replayed.append(number)
 
 
-def recorded(max_num_seqs: int, with_lora: bool) -> tuple[DecodeGraphs, ListRecorder, list[str]]:
+def recorded(max_num_seqs: int, rooms: tuple[int, ...]) -> tuple[DecodeGraphs, ListRecorder, list[str]]:
     events: list[str] = []
     recorder = ListRecorder()
     graphs = DecodeGraphs(
-        bucket_sizes(max_num_seqs), recorder, lambda bucket, has_lora: events.append(f"run {bucket} {has_lora}")
+        bucket_sizes(max_num_seqs), rooms, recorder, lambda bucket, room: events.append(f"run {bucket} {room}")
     )
-    graphs.record_all(lambda bucket, has_lora: events.append(f"plan {bucket} {has_lora}"), with_lora)
+    graphs.record_all(lambda bucket: events.append(f"plan {bucket}"))
     return graphs, recorder, events
 
 
@@ -42,37 +42,46 @@ def test_buckets_rise_to_the_largest_batch_and_never_hold_one_row(max_num_seqs: 
 
 @pytest.mark.parametrize(("num_rows", "bucket"), [(1, 2), (2, 2), (3, 4), (9, 16), (20, 20), (21, None)])
 def test_a_step_takes_the_smallest_bucket_that_holds_it(num_rows: int, bucket: int | None) -> None:
-    assert DecodeGraphs(bucket_sizes(20), DirectRecorder(), lambda bucket, has_lora: None).bucket(num_rows) == bucket
+    assert DecodeGraphs(bucket_sizes(20), (0,), DirectRecorder(), lambda bucket, room: None).bucket(num_rows) == bucket
+
+
+@pytest.mark.parametrize(
+    ("max_rank", "rooms"), [(0, (0,)), (8, (0, 8)), (16, (0, 16)), (17, (0, 16, 17)), (128, (0, 16, 128))]
+)
+def test_there_is_room_for_no_adapters_for_small_ranks_and_for_the_largest(
+    max_rank: int, rooms: tuple[int, ...]
+) -> None:
+    assert rooms_for(max_rank) == rooms
+
+
+@pytest.mark.parametrize(("max_rank", "room"), [(0, 0), (1, 16), (16, 16), (17, 128), (128, 128)])
+def test_a_step_takes_the_smallest_room_that_holds_its_ranks(max_rank: int, room: int) -> None:
+    assert DecodeGraphs((2,), (0, 16, 128), DirectRecorder(), lambda bucket, room: None).room(max_rank) == room
 
 
 def test_the_largest_is_recorded_first_and_each_is_planned_before() -> None:
-    _, _, events = recorded(4, with_lora=True)
-    steps = ["4 False", "4 True", "2 False", "2 True"]
-    assert events == [f"{what} {step}" for step in steps for what in ("plan", "run")]
+    _, _, events = recorded(4, (0, 16))
+    steps = [("plan 4", "run 4 0"), ("plan 4", "run 4 16"), ("plan 2", "run 2 0"), ("plan 2", "run 2 16")]
+    assert events == [event for step in steps for event in step]
 
 
-def test_without_adapters_only_base_steps_are_recorded() -> None:
-    graphs, _, events = recorded(4, with_lora=False)
-    assert len(graphs) == 2
-    assert not any("True" in event for event in events)
-
-
-def test_a_replay_runs_the_recording_of_its_bucket_and_kind() -> None:
-    graphs, recorder, events = recorded(4, with_lora=True)
+def test_a_replay_runs_the_recording_of_its_bucket_and_room() -> None:
+    graphs, recorder, events = recorded(4, (0, 16, 64))
     num_events = len(events)
-    graphs.replay(2, True)
-    graphs.replay(4, False)
-    assert recorder.replayed == [3, 0]
+    graphs.replay(2, 16)
+    graphs.replay(4, 0)
+    graphs.replay(4, 64)
+    assert recorder.replayed == [4, 0, 2]
     assert len(events) == num_events
 
 
 def test_a_direct_recorder_runs_at_each_replay() -> None:
-    runs: list[tuple[int, bool]] = []
-    graphs = DecodeGraphs((2,), DirectRecorder(), lambda bucket, has_lora: runs.append((bucket, has_lora)))
-    graphs.record_all(lambda bucket, has_lora: None, with_lora=False)
-    graphs.replay(2, False)
-    graphs.replay(2, False)
-    assert runs == [(2, False)] * 2
+    runs: list[tuple[int, int]] = []
+    graphs = DecodeGraphs((2,), (0,), DirectRecorder(), lambda bucket, room: runs.append((bucket, room)))
+    graphs.record_all(lambda bucket: None)
+    graphs.replay(2, 0)
+    graphs.replay(2, 0)
+    assert runs == [(2, 0)] * 2
 
 
 def test_buffers_send_every_section_and_only_the_pages_in_use() -> None:

@@ -75,23 +75,23 @@ def test_a_layer_writes_first_and_answers_at_the_cut() -> None:
 def test_a_replay_attends_for_the_real_rows_at_each_cut() -> None:
     attention = TwiceTheQueries()
     seams = Seams(attention, attention.layers, torch.full((8,), -1), torch.float32)
-    seen: list[tuple[int, bool, torch.Tensor]] = []
+    seen: list[tuple[int, int, torch.Tensor]] = []
 
-    def run(bucket: int, has_lora: bool, seams: Seams) -> None:
+    def run(bucket: int, room: int, seams: Seams) -> None:
         q = torch.ones(bucket, 2, 2)
         k, v = torch.zeros(bucket, 1, 2), torch.zeros(bucket, 1, 3)
         for layer in range(2):
             answers = seams.attend_layer(layer, q, k, v, RULE).clone()
-            seen.append((layer, has_lora, answers))
+            seen.append((layer, room, answers))
 
-    recorder, planned = CountingRecorder(), list[tuple[int, bool]]()
-    graphs = PromptGraphs((4, 8), recorder, run, seams)
-    graphs.record_all(lambda bucket, has_lora: planned.append((bucket, has_lora)), with_lora=True)
-    assert planned == [(8, False), (8, True), (4, False), (4, True)]
+    recorder, planned = CountingRecorder(), list[int]()
+    graphs = PromptGraphs((4, 8), (0, 16), recorder, run, seams)
+    graphs.record_all(planned.append)
+    assert planned == [8, 8, 4, 4]
     assert (recorder.num_recorded, len(graphs)) == (4, 4)
     assert [graphs.bucket(rows) for rows in (1, 4, 5, 8, 9)] == [4, 4, 8, 8, None]
-    graphs.replay(4, True, num_rows=3)
-    assert [(layer, has_lora) for layer, has_lora, _ in seen] == [(0, True), (1, True)]
+    graphs.replay(4, 16, num_rows=3)
+    assert [(layer, room) for layer, room, _ in seen] == [(0, 16), (1, 16)]
     for _, _, answers in seen:
         assert answers[:, 0, 0].tolist() == [4, 4, 4, 0]
 
