@@ -298,10 +298,10 @@ def over_a_layer(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 SHRINKS = ((8, 128, 4, 8, 2), (8, 128, 3, 12, 2), (8, 128, 4, 8, 4), (4, 128, 4, 8, 2))
 """(parts of K, block of K, stages, programs a multiprocessor, warps)."""
 
-EXPANDS = ((256, 4, 4, 128), (256, 3, 4, 160), (512, 2, 8, 128), (512, 3, 8, 80), (256, 6, 4, 80))
+EXPANDS = ((256, 6, 2, 168), (512, 3, 4, 168), (256, 4, 4, 128), (256, 5, 2, 200), (128, 8, 2, 128))
 """(lines, programs a multiprocessor, warps, registers a thread)."""
 
-PRODUCTS = ((32, 128, 6, 4), (32, 128, 4, 4), (64, 128, 4, 4), (128, 64, 4, 8))
+PRODUCTS = ((32, 128, 6, 4), (32, 128, 7, 4), (64, 128, 5, 4), (128, 128, 4, 4), (256, 64, 4, 8))
 """(columns, block of K, stages, warps)."""
 
 

@@ -51,7 +51,7 @@ class LoraKernels:
         self._memory, self._tables = memory, tables
         self._num_sites = tables.ranks.shape[1]
         self._precision = "ieee" if memory.dtype == torch.float32 else "tf32"
-        self._num_processors = _num_processors(memory.device)
+        self._num_processors, self._shared_bytes = _processors(memory.device)
         self._side = _SideStream(memory.device)
 
     def __repr__(self) -> str:
@@ -107,8 +107,8 @@ class LoraKernels:
     ) -> torch.Tensor:
         """x W^T + bias, [rows, out]: by a kernel of our own where it is faster than the library's."""
         num_rows, (num_out, width) = x.shape[0], weight.shape
-        cut = config or product_config(num_rows, num_out, self._num_processors)
-        if cut is None or not weight.is_contiguous():
+        cut = config or product_config(num_rows, num_out, width, self._num_processors)
+        if cut is None or not weight.is_contiguous() or cut.shared_bytes(x.element_size()) > self._shared_bytes:
             return torch.nn.functional.linear(x, weight, bias)
         y = torch.empty(num_rows, num_out, dtype=x.dtype, device=x.device)
         product_kernel[(-(-num_out // cut.block_n),)](
@@ -197,12 +197,15 @@ class _SideStream:
             torch.cuda.current_stream().wait_stream(self._stream)
 
 
-def _num_processors(device: torch.device) -> int:
-    """Multiprocessors of a CUDA device; elsewhere the kernels are interpreted, and a small grid will do."""
+def _processors(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors of a CUDA device, and bytes of shared memory that a program may have there.
+
+    Elsewhere the kernels are interpreted, and a small grid will do.
+    """
     if device.type != "cuda":
-        return 4
+        return 4, 1 << 30
     properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.multi_processor_count)
+    return int(properties.multi_processor_count), int(properties.shared_memory_per_block_optin)
 
 
 def _three(values: tuple[int, ...]) -> tuple[int, int, int]:

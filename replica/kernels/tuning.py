@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from replica.kernels.rows import RowsView
 
 MAX_PRODUCT_ROWS = 128
+LONG_PRODUCT = 8192
+"""From so many input features on, one more block on the way pays."""
+
 EXPAND_LINES = 256
 """Lines of 16 values of B that a program of the expand takes at a time, in a step of few rows."""
 
@@ -57,6 +60,10 @@ class ProductConfig:
     stages: int
     num_warps: int
 
+    def shared_bytes(self, itemsize: int) -> int:
+        """What a program's blocks take of a multiprocessor's shared memory."""
+        return (self.block_m + self.block_n) * self.block_k * self.stages * itemsize
+
 
 def shrink_config(rows: RowsView, num_projections: int, in_features: int, num_processors: int) -> ShrinkConfig:
     """Few tiles take K in more parts, a power of two, so that the device is full whatever the batch."""
@@ -70,24 +77,37 @@ def shrink_config(rows: RowsView, num_projections: int, in_features: int, num_pr
 
 
 def expand_config(rows: RowsView, num_out: int, num_processors: int) -> ExpandConfig:
-    """Few registers a thread, so that many programs share a processor; in steps of few rows one that the base leaves.
+    """As few warps and registers as an item needs, so that many programs share a processor.
 
-    There, ranks above 16 take some more: with 128, what they need would be spilled. Items of many rows have as many
-    blocks as leave each program some.
+    In a step of few rows instructions are what counts, and most of an item's are the same for each warp, so there are
+    two; ranks above 16 need more registers, and what does not fit is spilled. Items of many rows have as many blocks as
+    leave each program some.
     """
     if rows.is_decode and rows.most_form <= 1:
-        return ExpandConfig(EXPAND_LINES, 4 * num_processors, 4, 128)
+        return ExpandConfig(EXPAND_LINES, 6 * num_processors, 2, 168)
     if rows.is_decode:
-        return ExpandConfig(EXPAND_LINES, 3 * num_processors, 4, 168)
+        return ExpandConfig(EXPAND_LINES, 4 * num_processors, 2, 248)
     num_programs = 3 * num_processors
     num_blocks = -(-rows.capacity // rows.tile_rows) * num_out // EXPAND_COLUMNS
     run = max(1, min(MAX_RUN, num_blocks // (2 * num_programs)))
     return ExpandConfig(EXPAND_COLUMNS, num_programs, 4, 160, run)
 
 
-def product_config(num_rows: int, num_out: int, num_processors: int) -> ProductConfig | None:
-    """For few rows and about as many columns as make one round of small blocks; None: the library does better."""
-    if num_rows > MAX_PRODUCT_ROWS or not 16 * num_processors < num_out <= 32 * num_processors:
+def product_config(num_rows: int, num_out: int, in_features: int, num_processors: int) -> ProductConfig | None:
+    """Blocks of as many columns as make one round, or two, that leaves some processors to LoRA; None: the library's.
+
+    Of many rows ours is as fast as the library's only where the columns are few.
+    """
+    if num_rows > MAX_PRODUCT_ROWS or num_out <= 16 * num_processors:
         return None
     block_m = next(size for size in (16, 32, 64, 128) if num_rows <= size)
-    return ProductConfig(block_m, 32, 128, 6 if block_m <= 64 else 4, 4)
+    if num_out <= 32 * num_processors:
+        stages = 4 if block_m > 64 else 6 if in_features < LONG_PRODUCT else 7
+        return ProductConfig(block_m, 32, 128, stages, 4)
+    if block_m > 64:
+        return None
+    return (
+        ProductConfig(block_m, 64, 128, 5, 4)
+        if num_out <= 64 * num_processors
+        else ProductConfig(block_m, 128, 128, 4, 4)
+    )
