@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -169,18 +170,19 @@ class Bench:
 
     def push_all(self, url: str) -> list[str]:
         """Upload every adapter as `tenant-N`; returns the names."""
-        names = []
+        with ThreadPoolExecutor(4) as threads:
+            return list(threads.map(lambda index: self._push(url, index), range(self.work.num_adapters)))
+
+    def _push(self, url: str, index: int) -> str:
+        folder = self._folder / "pushed" / str(index)
+        folder.mkdir(parents=True, exist_ok=True)
+        link = folder / "adapter_model.safetensors"
+        link.unlink(missing_ok=True)
+        os.link(self._folder / "adapters" / f"{index}.safetensors", link)
+        (folder / "adapter_config.json").write_text(json.dumps(self._peft_config()))
         with ControlClient(url) as control:
-            for index in range(self.work.num_adapters):
-                folder = self._folder / "pushed" / str(index)
-                folder.mkdir(parents=True, exist_ok=True)
-                link = folder / "adapter_model.safetensors"
-                link.unlink(missing_ok=True)
-                os.link(self._folder / "adapters" / f"{index}.safetensors", link)
-                (folder / "adapter_config.json").write_text(json.dumps(self._peft_config()))
-                names.append(f"tenant-{index}")
-                push(control, names[-1], folder, activate=True)
-        return names
+            push(control, f"tenant-{index}", folder, activate=True)
+        return f"tenant-{index}"
 
     def _peft_config(self) -> dict[str, Any]:
         modules = sorted({site.path.rpartition(".")[2] for site in self.base.sites})

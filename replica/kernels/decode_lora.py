@@ -131,25 +131,38 @@ def _expand_many(
 
 @triton.jit
 def _expand_wide(
-    d, t, values, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE,
+    d, t, b, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE,
     SPLITS: tl.constexpr, LINES: tl.constexpr, MOST_FORM: tl.constexpr,
 ):  # fmt: skip
     """The same for ranks above 16, of few rows: a column takes several lines, 16 at most, each with weights of its own.
 
-    Lines are summed alike whatever the form; only then are those of a column put together.
+    `b` is where the item's lines begin: they are read again, in two halves of whole columns, since all programs would
+    get the registers that it takes to keep them. Lines are summed alike whatever the form; only then are those of a
+    column put together.
     """
+    HALF_LINES: tl.constexpr = LINES // 2
+    stride = row_of_b(rank)
+    group = (1 << (form - 1)) - 1
     line = tl.arange(0, LINE)[:, None]
-    r = (line & ((1 << (form - 1)) - 1)) * LINE + tl.arange(0, LINE)[None, :]
+    r = (line & group) * LINE + tl.arange(0, LINE)[None, :]
     split = tl.arange(0, SPLITS)
-    lines = tl.reshape(values, (LINES // LINE, LINE, LINE))
+    of_half = tl.arange(0, HALF_LINES)
+    nth = of_half >> (form - 1)
+    rs = ((of_half & group) * LINE)[:, None] + tl.arange(0, LINE)[None, :]
+    num_columns = HALF_LINES >> (form - 1)
     for _ in range(num_rows):
         parts = tl.load(t + r[:, :, None] + (split * T_SPLIT)[None, None, :], mask=(r < rank)[:, :, None], other=0.0)
         own = tl.sum(parts, axis=2)
-        sums = tl.sum(lines.to(tl.float32) * own[None, :, :], axis=2)
-        for wide in tl.static_range(2, MOST_FORM + 1):
-            if form == wide:
-                columns = tl.reshape(sums, ((2 * LINES) >> wide, HALF << wide >> 4))
-                _store_row(d, tl.sum(columns, axis=1) * scale, width)
+        for half in range(2):
+            first = half * num_columns
+            mask = (first + nth < width)[:, None] & (rs < stride)
+            lines = tl.load(b + (first + nth)[:, None] * stride + rs, mask=mask, other=0.0)
+            weighed = tl.reshape(lines, (HALF_LINES // LINE, LINE, LINE)).to(tl.float32) * own[None, :, :]
+            sums = tl.sum(weighed, axis=2)
+            for wide in tl.static_range(2, MOST_FORM + 1):
+                if form == wide:
+                    columns = tl.reshape(sums, (LINES >> wide, HALF << wide >> 4))
+                    _store_row(d + first, tl.sum(columns, axis=1) * scale, width - first)
         t += T_STRIDE
         d += num_out
 
@@ -263,17 +276,17 @@ def decode_expand_kernel(
                     PRECISION,
                 )  # fmt: skip
         if MOST_FORM >= 2 and form >= 2:
+            _, b_offset, _, _, _, _ = expand_item(
+                item, num_items, records, words32, floats, max_entries, num_blocks, blocks0, blocks01,
+                site0, site1, site2,
+            )  # fmt: skip
+            b = memory + b_offset * UNIT + column.to(tl.int64) * row_of_b(rank)
             if num_rows <= FEW:
                 _expand_wide(
-                    out, own_t, values, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINES,
+                    out, own_t, b, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINES,
                     MOST_FORM,
                 )  # fmt: skip
             else:
-                _, b_offset, _, _, _, _ = expand_item(
-                    item, num_items, records, words32, floats, max_entries, num_blocks, blocks0, blocks01,
-                    site0, site1, site2,
-                )  # fmt: skip
-                b = memory + b_offset * UNIT + column.to(tl.int64) * row_of_b(rank)
                 _expand_wide_many(
                     out, own_t, b, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINES,
                     PRECISION,

@@ -80,13 +80,12 @@ def expand_config(rows: RowsView, num_out: int, num_processors: int) -> ExpandCo
     """As few warps and registers as an item needs, so that many programs share a processor.
 
     In a step of few rows instructions are what counts, and most of an item's are the same for each warp, so there are
-    two; ranks above 16 need more registers, and what does not fit is spilled. Items of many rows have as many blocks as
-    leave each program some.
+    two; ranks above 16 need more registers. Items of many rows have as many blocks as leave each program some.
     """
     if rows.is_decode and rows.most_form <= 1:
         return ExpandConfig(EXPAND_LINES, 6 * num_processors, 2, 168)
     if rows.is_decode:
-        return ExpandConfig(EXPAND_LINES, 4 * num_processors, 2, 248)
+        return ExpandConfig(EXPAND_LINES, 5 * num_processors, 2, 200)
     num_programs = 3 * num_processors
     num_blocks = -(-rows.capacity // rows.tile_rows) * num_out // EXPAND_COLUMNS
     run = max(1, min(MAX_RUN, num_blocks // (2 * num_programs)))
@@ -100,7 +99,7 @@ def product_config(num_rows: int, num_out: int, in_features: int, num_processors
     """
     if num_rows > MAX_PRODUCT_ROWS or num_out <= 16 * num_processors:
         return None
-    block_m = next(size for size in (16, 32, 64, 128) if num_rows <= size)
+    block_m = next(size for size in (16, 64, 128) if num_rows <= size)
     if num_out <= 32 * num_processors:
         stages = 4 if block_m > 64 else 6 if in_features < LONG_PRODUCT else 7
         return ProductConfig(block_m, 32, 128, stages, 4)
