@@ -189,3 +189,28 @@ def test_kernels_for_every_rank_that_may_come_are_compiled_at_start(
     ranks, capacities = range(1, max_rank + 1), {min(max_rows, MAX_DECODE_ROWS), max_rows}
     views = [RowsView(torch.empty(0), capacity, 1, rank) for rank in ranks for capacity in capacities]
     assert kernels.kinds == {kind_of(rows) for rows in views}
+
+
+class RoomyKernels(FakeKernels):
+    """Remembers the room for ranks of the latest step."""
+
+    room = 0
+
+    def bind(self, rows: RowsView) -> RowsView:
+        self.room = rows.max_rank
+        return super().bind(rows)
+
+
+def test_a_recorded_step_has_room_for_small_ranks_unless_one_of_its_own_is_larger(
+    model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    folder = model_folder("llama")
+    plain, device = load_base(folder), DeviceBase(folder)
+    device.kernels = RoomyKernels()
+    device.runner.use_adapters(Adapters(device.kernels, max_rank=64))
+    jobs = mixed_jobs(plain, folder, "llama", tmp_path)
+    rooms = []
+    for chosen in (jobs[:3], jobs):
+        run(packed(device), chosen)
+        rooms.append(device.kernels.room)
+    assert rooms == [16, 64]
