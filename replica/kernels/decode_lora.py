@@ -136,10 +136,11 @@ def _expand_wide(
 ):  # fmt: skip
     """The same for ranks above 16, of few rows: a column takes several lines, 16 at most, each with weights of its own.
 
-    `b` is where the item's lines begin: they are read again, in two halves of whole columns, since all programs would
-    get the registers that it takes to keep them. Lines are summed alike whatever the form; only then are those of a
-    column put together.
+    `b` is where the item's lines begin. They are read again, in two halves of whole columns: to keep them would take
+    registers, and every program of the launch has as many as the one that takes most. Lines are summed alike whatever
+    the form; only then are those of a column put together.
     """
+    tl.static_assert(MOST_FORM <= 5, "a column is 16 lines at most")
     HALF_LINES: tl.constexpr = LINES // 2
     stride = row_of_b(rank)
     group = (1 << (form - 1)) - 1
@@ -161,7 +162,7 @@ def _expand_wide(
             sums = tl.sum(weighed, axis=2)
             for wide in tl.static_range(2, MOST_FORM + 1):
                 if form == wide:
-                    columns = tl.reshape(sums, (LINES >> wide, HALF << wide >> 4))
+                    columns = tl.reshape(sums, (LINES >> wide, 1 << (wide - 1)))
                     _store_row(d + first, tl.sum(columns, axis=1) * scale, width - first)
         t += T_STRIDE
         d += num_out
@@ -172,7 +173,7 @@ def _expand_wide_many(
     d, t, b, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE,
     SPLITS: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The same for many rows: 16 ranks after the other by the matrix units. `b` is read again, in pieces that fit."""
+    """The same for many rows: 16 ranks at a time by the matrix units. `b` is read again, in pieces that fit."""
     stride = row_of_b(rank)
     row = tl.arange(0, LINE)[:, None]
     column = tl.arange(0, LINES // 2)

@@ -22,6 +22,7 @@ from replica.kernels.tuning import (
     ProductConfig,
     ShrinkConfig,
     expand_config,
+    fit_product,
     product_config,
     shrink_config,
 )
@@ -105,10 +106,11 @@ class LoraKernels:
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: ProductConfig | None = None
     ) -> torch.Tensor:
-        """x W^T + bias, [rows, out]: by a kernel of our own where it is faster than the library's."""
+        """x W^T + bias, [rows, out]: by a kernel of our own where that is no slower than the library's."""
         num_rows, (num_out, width) = x.shape[0], weight.shape
         cut = config or product_config(num_rows, num_out, width, self._num_processors)
-        if cut is None or not weight.is_contiguous() or cut.shared_bytes(x.element_size()) > self._shared_bytes:
+        cut = cut and fit_product(cut, x.element_size(), self._shared_bytes)
+        if cut is None or not weight.is_contiguous():
             return torch.nn.functional.linear(x, weight, bias)
         y = torch.empty(num_rows, num_out, dtype=x.dtype, device=x.device)
         product_kernel[(-(-num_out // cut.block_n),)](
@@ -163,7 +165,7 @@ class LoraKernels:
         num_items = rows.max_tiles * sum(-(-width // run) for width in outs)
         prompt_expand_kernel[(min(num_items, cut.num_programs),)](
             d, t, self._memory, *records, rows.max_tiles, *shape, run,
-            SPLITS=t.shape[0], R=rows.rank_block, TILE=rows.tile_rows, BN=cut.block_n, STAGES=3,
+            SPLITS=t.shape[0], R=rows.rank_block, TILE=rows.tile_rows, BN=cut.block_n, STAGES=cut.stages,
             PRECISION=self._precision, num_warps=cut.num_warps, maxnreg=cut.max_registers,
         )  # fmt: skip
         return d

@@ -81,13 +81,18 @@ def _load_b(b, rank, first_column, width, level, R: tl.constexpr, BN: tl.constex
 
 @triton.jit
 def _own(t, rows, end, rank, level, scale, T_SPLIT, T_STRIDE, SPLITS: tl.constexpr, R: tl.constexpr):
-    """scale t[rows, level : level + R], summed over the parts of K."""
+    """scale t[rows, level : level + R], summed over the parts of K, which are on the way at once where registers hold
+    them."""
     r = level + tl.arange(0, R)
     mask = (rows < end)[:, None] & (r < rank)[None, :]
     parts = t + rows[:, None] * T_STRIDE + r[None, :]
     total = tl.load(parts, mask=mask, other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        total += tl.load(parts + split * T_SPLIT, mask=mask, other=0.0)
+    if R <= 16:
+        for split in tl.static_range(1, SPLITS):
+            total += tl.load(parts + split * T_SPLIT, mask=mask, other=0.0)
+    else:
+        for split in range(1, SPLITS):
+            total += tl.load(parts + split * T_SPLIT, mask=mask, other=0.0)
     return total * scale
 
 
@@ -107,9 +112,9 @@ def prompt_expand_kernel(
 ):  # fmt: skip
     """d[row, columns of p] = scale B_p t[row], and 0 for rows and projections without LoRA.
 
-    `d` is [rows, columns of all]. An item is a tile by `run` columns, so many that t is summed once for many blocks of
-    BN, whose B is on its way while the one before is computed. Rows of B lie so many elements apart as the rank in
-    steps of eight, so that loads are 16 bytes wide; what fills a row up is zero.
+    `d` is [rows, columns of all]. An item is a tile by `run` columns. Up to rank R its t is summed once for all of its
+    blocks of BN columns, and the B of a block is on its way while the one before is computed. Rows of B lie so many
+    elements apart as the rank in steps of eight, so that loads are 16 bytes wide; what fills a row up is zero.
     """
     blocks0 = tl.cdiv(out0, run)
     blocks01 = blocks0 + tl.cdiv(out1, run)

@@ -103,6 +103,14 @@ def form_of(rank: int) -> int:
     return ((max(rank, 1) - 1) // NARROW_RANK).bit_length()
 
 
+def rooms_for(max_rank: int) -> tuple[int, ...]:
+    """For which largest ranks to record a step, where adapters have ranks up to `max_rank`; 0: there are none.
+
+    Most adapters have ranks of which a column of B is no more than a line, and should not pay for what a few need.
+    """
+    return tuple(sorted({0, min(2 * NARROW_RANK, max_rank), max_rank}))
+
+
 def pack_rows(segments: Sequence[RowSegment], capacity: int, out: Words) -> int:
     """Fill `out`, of at least `num_words(capacity)`; returns the number of tiles. Vectorised; writes every word.
 

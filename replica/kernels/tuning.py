@@ -1,13 +1,16 @@
 """Block sizes for the kernels, from the shape of the work and the size of the device. Pure.
 
-The figures behind them: `benchmarks/gpu_kernels.py --tune`.
+The figures behind them: `benchmarks/gpu_kernels.py`, of 64 rows with `--tune`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from replica.kernels.rows import RowsView
 
 MAX_PRODUCT_ROWS = 128
+MOST_ROUNDS = 2
+"""A product of our own is for as many blocks as the processors take in so many rounds."""
+
 LONG_PRODUCT = 8192
 """From so many input features on, one more block on the way pays."""
 
@@ -19,9 +22,6 @@ EXPAND_COLUMNS = 128
 
 MAX_RUN = 8
 """The most such blocks of columns that share a tile's sum over the parts of K."""
-
-MAX_PARTS_BY_RANK = 128
-"""Parts of K by rank in a step of many rows: the expand has them all on the way at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ class ShrinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpandConfig:
-    """`block_n` columns at a time, `run` blocks to an item; or so many lines, in a step of few rows.
+    """`block_n` columns at a time, `run` blocks to an item, `stages` of them on the way; or so many lines, in a step of
+    few rows.
 
     `max_registers` a thread, None as many as the compiler likes.
     """
@@ -48,6 +49,7 @@ class ExpandConfig:
     num_warps: int
     max_registers: int | None = None
     run: int = 1
+    stages: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +68,24 @@ class ProductConfig:
 
 
 def shrink_config(rows: RowsView, num_projections: int, in_features: int, num_processors: int) -> ShrinkConfig:
-    """Few tiles take K in more parts, a power of two, so that the device is full whatever the batch."""
+    """Few tiles take K in more parts, a power of two, so that the device is full whatever the batch.
+
+    Nobody's rank tells the number of parts, as that would tell in which order the others' values are summed; nor does
+    every number of rows, as each number of parts is a kernel to compile.
+    """
     most = max(2, min(8, in_features // 512))
     if rows.is_decode:
-        return ShrinkConfig(1 << (most.bit_length() - 1), 128, 4, 8 * num_processors, 2)
-    num_tiles = -(-rows.capacity // rows.tile_rows)
+        return ShrinkConfig(_power_of_two(most), 128, 4, 8 * num_processors, 2)
+    num_tiles = 2 * _power_of_two(rows.capacity - 1) // rows.tile_rows
     wanted = max(1, 2 * num_processors // (num_tiles * num_projections))
-    splits = min(most, wanted, MAX_PARTS_BY_RANK // rows.rank_block)
-    return ShrinkConfig(1 << (splits.bit_length() - 1), 128, 3, 8 * num_processors, 4)
+    return ShrinkConfig(_power_of_two(min(most, wanted)), 128, 3, 8 * num_processors, 4)
 
 
 def expand_config(rows: RowsView, num_out: int, num_processors: int) -> ExpandConfig:
     """As few warps and registers as an item needs, so that many programs share a processor.
 
     In a step of few rows instructions are what counts, and most of an item's are the same for each warp, so there are
-    two; ranks above 16 need more registers. Items of many rows have as many blocks as leave each program some.
+    two; ranks above 16 need more registers. Items of many rows have so many blocks that each program has several items.
     """
     if rows.is_decode and rows.most_form <= 1:
         return ExpandConfig(EXPAND_LINES, 6 * num_processors, 2, 168)
@@ -88,14 +93,14 @@ def expand_config(rows: RowsView, num_out: int, num_processors: int) -> ExpandCo
         return ExpandConfig(EXPAND_LINES, 5 * num_processors, 2, 200)
     num_programs = 3 * num_processors
     num_blocks = -(-rows.capacity // rows.tile_rows) * num_out // EXPAND_COLUMNS
-    run = max(1, min(MAX_RUN, num_blocks // (2 * num_programs)))
+    run = _power_of_two(max(1, min(MAX_RUN, num_blocks // (2 * num_programs))))
     return ExpandConfig(EXPAND_COLUMNS, num_programs, 4, 160, run)
 
 
 def product_config(num_rows: int, num_out: int, in_features: int, num_processors: int) -> ProductConfig | None:
-    """Blocks of as many columns as make one round, or two, that leaves some processors to LoRA; None: the library's.
+    """Blocks of so many columns that they make about one round, or two, and leave some processors to LoRA.
 
-    Of many rows ours is as fast as the library's only where the columns are few.
+    None, for the library's product, where ours was slower or was not tried: few columns, very many, or many rows.
     """
     if num_rows > MAX_PRODUCT_ROWS or num_out <= 16 * num_processors:
         return None
@@ -103,10 +108,19 @@ def product_config(num_rows: int, num_out: int, in_features: int, num_processors
     if num_out <= 32 * num_processors:
         stages = 4 if block_m > 64 else 6 if in_features < LONG_PRODUCT else 7
         return ProductConfig(block_m, 32, 128, stages, 4)
-    if block_m > 64:
+    if block_m > 64 or num_out > MOST_ROUNDS * 128 * num_processors:
         return None
-    return (
-        ProductConfig(block_m, 64, 128, 5, 4)
-        if num_out <= 64 * num_processors
-        else ProductConfig(block_m, 128, 128, 4, 4)
-    )
+    if num_out <= 64 * num_processors:
+        return ProductConfig(block_m, 64, 128, 5, 4)
+    return ProductConfig(block_m, 128, 128, 4, 4)
+
+
+def fit_product(cut: ProductConfig, itemsize: int, shared_bytes: int) -> ProductConfig | None:
+    """The same with as many blocks on the way as a program's shared memory holds; None where that is not two."""
+    stages = min(cut.stages, shared_bytes // replace(cut, stages=1).shared_bytes(itemsize))
+    return replace(cut, stages=stages) if stages >= 2 else None
+
+
+def _power_of_two(number: int) -> int:
+    """The largest that is no more than `number`."""
+    return 1 << (number.bit_length() - 1)

@@ -15,9 +15,6 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-NARROW_ROOM = 16
-"""Up to this rank a column of B is one line of the kernels."""
-
 Recorded = TypeVar("Recorded")
 Replay = Callable[[], None]
 
@@ -116,12 +113,6 @@ def bucket_sizes(max_num_seqs: int) -> tuple[int, ...]:
     return tuple(sorted(sizes | {max(2, max_num_seqs)}))
 
 
-def rooms_for(max_rank: int) -> tuple[int, ...]:
-    """The rooms to record where adapters have ranks up to `max_rank`: most have small ones, and should not pay for what
-    a few may need. 0: there are no adapters."""
-    return tuple(sorted({0, min(NARROW_ROOM, max_rank), max_rank}))
-
-
 class StepGraphs(ABC, Generic[Recorded]):
     """One recording for each bucket of rows and each *room*: the largest rank there may be, 0 without adapters.
 
@@ -144,7 +135,8 @@ class StepGraphs(ABC, Generic[Recorded]):
         return self.buckets[place] if place < len(self.buckets) else None
 
     def room(self, max_rank: int) -> int:
-        """The smallest room for ranks up to `max_rank`, which is no larger than the largest room."""
+        """The smallest room for ranks up to `max_rank`."""
+        assert max_rank <= self.rooms[-1], f"rank {max_rank}, and room for {self.rooms[-1]}"
         return self.rooms[bisect_left(self.rooms, max_rank)]
 
     def record_all(self, plan: Callable[[int], None]) -> None:

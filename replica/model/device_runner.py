@@ -24,6 +24,7 @@ from replica.kernels.rows import (
     most_tiles,
     num_words,
     pack_rows,
+    rooms_for,
 )
 from replica.model.batch import ForwardBatch, LoraSegment, SequenceSpan
 from replica.model.compiled_layers import try_compiled
@@ -35,7 +36,6 @@ from replica.model.cuda_graphs import (
     Recorder,
     Stopwatch,
     bucket_sizes,
-    rooms_for,
 )
 from replica.model.lora_rows import NoPairs, SegmentRanks, largest_rank
 from replica.model.page_table import PADDING_SLOT, PageTable, build_page_table
@@ -175,9 +175,8 @@ class DeviceRunner:
             self._is_ready = True
             if self.is_compiled:
                 self.is_compiled = try_compiled(self.layers, lambda: self._warm_up(WARM_UP_ROWS, NoAttention()))
-            for num_rows in {min(num_rows, limits.max_rows) for num_rows in (WARM_UP_ROWS, MAX_DECODE_ROWS)}:
+            for num_rows in warm_up_sizes(limits.max_rows):
                 self._warm_up(num_rows)
-            self._warm_up(limits.max_rows)
             compile_s = watch.seconds()
             watch = Stopwatch(self.device)
             if self._prompt_graphs is not None:
@@ -387,6 +386,12 @@ class DeviceRunner:
             spans.append(SequenceSpan(length, length, table))
             num_rows -= length
         return tuple(spans)
+
+
+def warm_up_sizes(max_rows: int) -> list[int]:
+    """Numbers of rows that together take every kernel there is for steps of up to `max_rows`."""
+    doubled = [MAX_DECODE_ROWS << times for times in range(max_rows.bit_length())]
+    return sorted({min(num_rows, max_rows) for num_rows in (WARM_UP_ROWS, *doubled)})
 
 
 def _put_rows(host: HostWords, table: PageTable, token_ids: torch.Tensor) -> None:

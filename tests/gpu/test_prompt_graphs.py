@@ -13,12 +13,13 @@ from tests.tiny_models import make_model
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 
-@pytest.mark.parametrize("num_rows", [40, 300])
-@pytest.mark.parametrize("num_adapters", [0, 2])
-def test_a_recorded_prompt_equals_the_launched_one(num_rows: int, num_adapters: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_rows", [40, 300, 768])
+@pytest.mark.parametrize(("num_adapters", "rank"), [(0, 8), (2, 8), (2, 24)])
+def test_a_recorded_prompt_equals_the_launched_one(num_rows: int, num_adapters: int, rank: int, tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    gpu = GpuBase(make_model(tmp_path, "llama", max_position_embeddings=1024, **BIG_HEADS), num_adapters=2)
+    folder = make_model(tmp_path, "llama", max_position_embeddings=1024, **BIG_HEADS)
+    gpu = GpuBase(folder, num_adapters=2, rank=rank)
     gpu.allocate_kv(512, 4)
     assert gpu.report.num_prompt_steps > 0
     leases = list(gpu.adapters.leases.values())[:num_adapters]

@@ -142,6 +142,28 @@ def test_a_prompt_s_columns_in_longer_runs_are_the_same(run: int) -> None:
     assert distance(several, arena.expected(x, segments, QKV)) < 2e-6
 
 
+@pytest.mark.parametrize("num_base_rows", [0, 512], ids=["decode", "prompt"])
+def test_room_for_larger_ranks_changes_no_bit_of_others(num_base_rows: int) -> None:
+    arena = arena_for(QKV, [16, 8, 5], HALF)
+    segments = arena.segments([(0, 3), (1, 1), (2, 9), (-1, num_base_rows)])
+    x = random(13 + num_base_rows, QKV.in_features, dtype=HALF)
+    view = arena.view(segments, len(x))
+    found = [
+        delta_of(arena, x, QKV, RowsView(view.words, view.capacity, view.max_tiles, room)) for room in (16, 24, 128)
+    ]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("many", [3, 21, 510], ids=["few rows", "many rows", "prompt"])
+def test_delta_of_an_adapter_whose_ranks_differ_between_projections(many: int) -> None:
+    arena = Arena([[64, 8, 20], [3, 40, 16]], 192, [96, 32, 32], torch.float32, DEVICE)
+    segments = arena.segments([(0, 1), (1, 2), (0, many)])
+    x = random(3 + many, QKV.in_features, dtype=torch.float32)
+    delta = delta_of(arena, x, QKV, arena.view(segments, 3 + many))
+    assert distance(delta, arena.expected(x, segments, QKV)) < 2e-6
+
+
 def test_delta_follows_tables_that_change_between_steps() -> None:
     arena = arena_for(QKV, [16, 8], torch.float32)
     view = arena.view([RowSegment(0, 4, 0, 16)], 4)

@@ -15,6 +15,7 @@ from replica.kernels.rows import (
     most_tiles,
     num_words,
     pack_rows,
+    rooms_for,
 )
 
 
@@ -75,3 +76,12 @@ def test_a_recording_has_room_for_the_tiles_of_any_step(num_rows: int) -> None:
         for segments in ([], [RowSegment(0, num_rows, 0, rank)], [RowSegment(num_rows // 3, num_rows // 2, 0, rank)]):
             num_tiles, _, _ = packed(segments, num_rows)
             assert num_tiles <= most_tiles(num_rows, max_segments=max(1, len(segments)))
+
+
+@pytest.mark.parametrize(
+    ("max_rank", "rooms"), [(0, (0,)), (8, (0, 8)), (16, (0, 16)), (17, (0, 16, 17)), (128, (0, 16, 128))]
+)
+def test_there_is_room_for_no_adapters_for_small_ranks_and_for_the_largest(
+    max_rank: int, rooms: tuple[int, ...]
+) -> None:
+    assert rooms_for(max_rank) == rooms

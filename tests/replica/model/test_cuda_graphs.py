@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from replica.model.cuda_graphs import DecodeGraphs, DirectRecorder, Stopwatch, bucket_sizes, rooms_for
+from replica.model.cuda_graphs import DecodeGraphs, DirectRecorder, Stopwatch, bucket_sizes
 from replica.model.step_buffers import BufferSizes, StepBuffers
 
 
@@ -45,18 +45,14 @@ def test_a_step_takes_the_smallest_bucket_that_holds_it(num_rows: int, bucket: i
     assert DecodeGraphs(bucket_sizes(20), (0,), DirectRecorder(), lambda bucket, room: None).bucket(num_rows) == bucket
 
 
-@pytest.mark.parametrize(
-    ("max_rank", "rooms"), [(0, (0,)), (8, (0, 8)), (16, (0, 16)), (17, (0, 16, 17)), (128, (0, 16, 128))]
-)
-def test_there_is_room_for_no_adapters_for_small_ranks_and_for_the_largest(
-    max_rank: int, rooms: tuple[int, ...]
-) -> None:
-    assert rooms_for(max_rank) == rooms
-
-
 @pytest.mark.parametrize(("max_rank", "room"), [(0, 0), (1, 16), (16, 16), (17, 128), (128, 128)])
 def test_a_step_takes_the_smallest_room_that_holds_its_ranks(max_rank: int, room: int) -> None:
     assert DecodeGraphs((2,), (0, 16, 128), DirectRecorder(), lambda bucket, room: None).room(max_rank) == room
+
+
+def test_a_rank_that_has_no_room_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="rank 129, and room for 128"):
+        DecodeGraphs((2,), (0, 16, 128), DirectRecorder(), lambda bucket, room: None).room(129)
 
 
 def test_the_largest_is_recorded_first_and_each_is_planned_before() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from replica.kernels.rows import MAX_DECODE_ROWS, RowsView
+from replica.kernels.tuning import shrink_config
 from replica.model.base_model import BaseModel
 from replica.model.batch import LoraPair
 from replica.model.device_runner import Adapters, StepLimits
@@ -161,23 +162,28 @@ def test_sequences_that_share_blocks_may_name_more_pages_than_there_are(model_fo
     assert whole.isfinite().all()
 
 
+Kind = tuple[bool, int, int, tuple[int, ...]]
+
+
 class NotingKernels(FakeKernels):
-    """Notes which kernels would be compiled: one of each kind of step, form (which tells the parts) and rank block."""
+    """Notes which kernels would be compiled."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.kinds: set[tuple[bool, int, int]] = set()
+        self.kinds: set[Kind] = set()
 
     def bind(self, rows: RowsView) -> RowsView:
         self.kinds.add(kind_of(rows))
         return super().bind(rows)
 
 
-def kind_of(rows: RowsView) -> tuple[bool, int, int]:
-    return rows.is_decode, rows.most_form, rows.rank_block
+def kind_of(rows: RowsView) -> Kind:
+    """The kind of step, the largest form and the block of ranks, and the parts of K of one to three projections."""
+    splits = (shrink_config(rows, count, 4096, num_processors=132).splits for count in (1, 2, 3))
+    return rows.is_decode, rows.most_form, rows.rank_block, tuple(splits)
 
 
-@pytest.mark.parametrize("max_rows", [96, MAX_DECODE_ROWS + 1])
+@pytest.mark.parametrize("max_rows", [96, MAX_DECODE_ROWS + 1, 1600])
 @pytest.mark.parametrize("max_rank", [1, 8, 12, 100, 256])
 def test_kernels_for_every_rank_that_may_come_are_compiled_at_start(
     max_rank: int, max_rows: int, model_folder: ModelFolder
@@ -186,18 +192,20 @@ def test_kernels_for_every_rank_that_may_come_are_compiled_at_start(
     kernels = NotingKernels()
     device.runner.use_adapters(Adapters(kernels, max_rank))
     device.allocate_kv(16, 4)
-    ranks, capacities = range(1, max_rank + 1), {min(max_rows, MAX_DECODE_ROWS), max_rows}
+    ranks, capacities = range(1, max_rank + 1), range(2, max_rows + 1)
     views = [RowsView(torch.empty(0), capacity, 1, rank) for rank in ranks for capacity in capacities]
     assert kernels.kinds == {kind_of(rows) for rows in views}
 
 
 class RoomyKernels(FakeKernels):
-    """Remembers the room for ranks of the latest step."""
+    """Remembers the room for ranks of each step."""
 
-    room = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.rooms: list[int] = []
 
     def bind(self, rows: RowsView) -> RowsView:
-        self.room = rows.max_rank
+        self.rooms.append(rows.max_rank)
         return super().bind(rows)
 
 
@@ -212,5 +220,5 @@ def test_a_recorded_step_has_room_for_small_ranks_unless_one_of_its_own_is_large
     rooms = []
     for chosen in (jobs[:3], jobs):
         run(packed(device), chosen)
-        rooms.append(device.kernels.room)
-    assert rooms == [16, 64]
+        rooms.append(device.kernels.rooms[-3:])
+    assert rooms == [[16] * 3, [64] * 3]

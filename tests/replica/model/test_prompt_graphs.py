@@ -107,19 +107,39 @@ def _flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def rooms_replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rooms of the recorded prompts that will be replayed from now on."""
+    rooms, replay = list[int](), PromptGraphs.replay
+
+    def noting(self: PromptGraphs, bucket: int, room: int, num_rows: int) -> None:
+        rooms.append(room)
+        replay(self, bucket, room, num_rows)
+
+    monkeypatch.setattr(PromptGraphs, "replay", noting)
+    return rooms
+
+
 @pytest.mark.usefixtures("_flashinfer")
 @pytest.mark.parametrize("sums", [False, True], ids=["beside", "summed"])
+@pytest.mark.parametrize(("ranks", "room"), [((8, 3), 16), ((8, 24), 64)], ids=["small ranks", "a larger one"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 def test_prompts_with_adapters_equal_the_plain_path(
-    architecture: str, sums: bool, model_folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str,
+    ranks: tuple[int, int],
+    room: int,
+    sums: bool,
+    model_folder: ModelFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The last logits only, which is what the recorded steps compute; in both forms of LoRA."""
     if sums:
         monkeypatch.setattr("replica.model.step_state.MAX_DECODE_ROWS", 8)
     folder = model_folder(architecture)
     plain, device = load_base(folder), DeviceBase(folder)
+    rooms = rooms_replayed(monkeypatch)
     adapters = [
-        make_adapter(folder, all_targets(architecture), rank, folder=tmp_path / str(rank), seed=rank) for rank in (8, 3)
+        make_adapter(folder, all_targets(architecture), rank, folder=tmp_path / str(rank), seed=rank) for rank in ranks
     ]
     pairs = [None, *(load_pairs(plain, path) for path in adapters)]
     texts = prompts([9, 14, 5], seed=3)
@@ -129,6 +149,7 @@ def test_prompts_with_adapters_equal_the_plain_path(
         found.append(runner.step([(stream, len(stream.tokens)) for stream in streams]))
     assert device.runner._prompt_graphs is not None
     assert device.runner._prompt_graphs.bucket(28) == 32
+    assert rooms == [room]
     assert differs(*found) <= TOLERANCE
 
 
