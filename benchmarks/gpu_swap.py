@@ -2,10 +2,11 @@
 
     python -m benchmarks.gpu_swap --out DIR [--parts ttft,slots,gaps,scale] [--shape tiny --device cpu]
 
-A whole replica over a Llama-3.1-8B shape with random bf16 weights; adapters of rank 16 on all seven projections, real
-files in a real node store. Parts: `ttft` one request alone, its adapter resident, in the host cache, on the node's
-disk; `slots` many adapters over few slots against all resident; `gaps` between tokens while others swap; `scale` the
-S-LoRA workload (alpha 1, cv 1) with 5 and with 1,000 adapters at 1.2 x the 5-adapter capacity.
+A whole replica over a Llama-3.1-8B shape with random bf16 weights; adapters of rank 16 on all seven projections (or as
+`--set rank=` and `--modules` say), real files in a real node store. Parts: `ttft` one request alone, its adapter
+resident, in the host cache, on the node's disk; `slots` many adapters over few slots against all resident; `gaps`
+between tokens while others swap; `scale` the S-LoRA workload (alpha 1, cv 1) with 5 and with 1,000 adapters at 1.2 x
+the 5-adapter capacity, with a host cache that is full from the start.
 """
 
 import argparse
@@ -51,6 +52,7 @@ PARTS = ("ttft", "slots", "gaps", "scale")
 VLLM_ADDED_MS = {"host": 17.5, "disk warm": 140.0}
 TARGET_ADDED_MS = {"host": 4.0, "disk warm": 45.0, "disk evicted": 60.0}
 FIRST_TOKEN_LIMIT_S = 6.0
+FILL_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -275,8 +277,8 @@ def fill_host(replica: Replica, digests: Sequence[str]) -> None:
     for digest in digests:
         replica.warm(digest)
     while len(host.digests()) < len(digests) and host.free_bytes >= replica._cache.image_bytes(digests[0]):
-        if time.perf_counter() - started_s > 120:
-            raise TimeoutError(f"the host cache is not full after 120 s: {host}")
+        if time.perf_counter() - started_s > FILL_TIMEOUT_S:
+            raise TimeoutError(f"the host cache is not full after {FILL_TIMEOUT_S:g} s: {host}")
         time.sleep(0.1)
     print(f"{len(host.digests())} adapters in host memory after {time.perf_counter() - started_s:.1f} s", flush=True)
 
