@@ -99,10 +99,13 @@ class Bench:
         self.tables.scales.copy_(host.scales)
         return end
 
-    def view(self, num_adapters: int, max_rank: int = 0) -> RowsView:
-        """A step whose rows so many adapters share; `max_rank`: with room for one that is larger than any of them."""
+    def view(self, num_adapters: int, max_rank: int = 0, share: int = 0) -> RowsView:
+        """A step whose rows so many adapters share, or take `share` of each, the others being base only.
+
+        `max_rank`: with room for one that is larger than any of them.
+        """
         words = torch.zeros(num_words(self.num_rows), dtype=torch.int32)
-        share = self.num_rows // max(num_adapters, 1)
+        share = share or self.num_rows // max(num_adapters, 1)
         segments = [
             RowSegment(slot * share, (slot + 1) * share, slot, self.tenants[slot].rank) for slot in range(num_adapters)
         ]
@@ -114,9 +117,9 @@ class Bench:
         for layer in range(self.num_layers):
             torch.nn.functional.linear(self.x[layer], self.weights[layer])
 
-    def whole(self, num_adapters: int, *, add: bool = True, max_rank: int = 0) -> Callable[[], None]:
+    def whole(self, num_adapters: int, *, add: bool = True, max_rank: int = 0, share: int = 0) -> Callable[[], None]:
         """Base product and LoRA; with `add`, their sum in a launch of its own, which the model leaves to its layers."""
-        view = self.view(num_adapters, max_rank)
+        view = self.view(num_adapters, max_rank, share)
 
         def run() -> None:
             bound = self.kernels.bind(view)
@@ -257,16 +260,21 @@ def measure(name: str) -> list[dict[str, Any]]:
 
 
 def _other_ranks(name: str) -> dict[str, float]:
-    """64 tenants at r=8; 63 at r=8 and one at r=64; every second one on the first projection only."""
+    """64 tenants at r=8; 63 at r=8 and one at r=64; every second one on the first projection only; 32 on all
+    projections, with 32 rows beside them that are base only or of tenants on q and v only.
+    """
+    on_q_and_v = Tenant(16, (True, False, True) if name == "qkv" else (False, False, False))
     cases = {
         "64 at r=8": [Tenant(8)] * 64,
         "63 at r=8, one at r=64": [Tenant(64)] + [Tenant(8)] * 63,
         "64 at r=16, half on the first projection": [Tenant(16), Tenant(16, (True, False, False))] * 32,
+        "32 at r=16 on all, 32 on q and v": [Tenant(16)] * 32 + [on_q_and_v] * 32,
     }
     benches = {case: Bench(name, tenants, 16) for case, tenants in cases.items()}
     timed = {case: Timed(bench.whole(64), 16) for case, bench in benches.items()}
     left = {f"{case}{LEFT}": Timed(bench.whole(64, add=False), 16) for case, bench in benches.items()}
-    return medians(timed | left)
+    alone = benches["32 at r=16 on all, 32 on q and v"].whole(32, add=False, share=1)
+    return medians(timed | left | {f"32 at r=16 on all, 32 base only{LEFT}": Timed(alone, 16)})
 
 
 def prompts(name: str, num_rows: int = 8192) -> list[dict[str, Any]]:
