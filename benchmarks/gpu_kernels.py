@@ -1,6 +1,6 @@
 """What LoRA adds to the base product at each projection of a Llama-3.1-8B layer, in microseconds in a CUDA graph.
 
-python -m benchmarks.gpu_kernels [--out DIR] [--tune FILE]
+python -m benchmarks.gpu_kernels [--out DIR] [--tune]
 
 64 rows, and prompts of 8,192: the base product alone (cuBLAS) against the base product with LoRA, over 32 layers'
 buffers in turn (2 of prompts), so that neither side finds its weights in L2. Conditions and the peers' figures are
