@@ -117,3 +117,22 @@ def expand_item(item, num_items, records, words32, floats, max_entries, num_bloc
     start = tl.load(words32 + record * 8 + 6, mask=exists, other=0)
     end = tl.load(words32 + record * 8 + 7, mask=exists, other=0)
     return p, b_offset, word, scale, start, end
+
+
+@triton.jit
+def sum_parts(t, rows, end, rank, level, scale, T_SPLIT, T_STRIDE, SPLITS: tl.constexpr, R: tl.constexpr):
+    """scale t[rows, level : level + R], summed over the parts of K; 0 from row `end` and from `rank` on.
+
+    The parts are on the way at once where registers hold them.
+    """
+    r = level + tl.arange(0, R)
+    mask = (rows < end)[:, None] & (r < rank)[None, :]
+    parts = t + rows[:, None] * T_STRIDE + r[None, :]
+    total = tl.load(parts, mask=mask, other=0.0)
+    if R <= 16:
+        for split in tl.static_range(1, SPLITS):
+            total += tl.load(parts + split * T_SPLIT, mask=mask, other=0.0)
+    else:
+        for split in range(1, SPLITS):
+            total += tl.load(parts + split * T_SPLIT, mask=mask, other=0.0)
+    return total * scale

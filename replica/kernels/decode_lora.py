@@ -17,7 +17,7 @@ that of Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).
 import triton
 import triton.language as tl
 
-from replica.kernels.bind import UNIT, expand_item, form_of, part_of, pick, rank_of, row_of_b, shrink_item
+from replica.kernels.bind import UNIT, expand_item, form_of, part_of, pick, rank_of, row_of_b, shrink_item, sum_parts
 
 LINE = tl.constexpr(16)
 HALF = tl.constexpr(8)
@@ -117,16 +117,12 @@ def _expand_many(
     SPLITS: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The same for many rows: by the matrix units, all parts of t on the way at once."""
-    row = tl.arange(0, LINE)[:, None]
-    r = tl.arange(0, LINE)[None, :]
-    kept = (row < num_rows) & (r < rank)
-    t_rows = t + row * T_STRIDE + r
-    own = tl.load(t_rows, mask=kept, other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        own += tl.load(t_rows + split * T_SPLIT, mask=kept, other=0.0)
-    sums = tl.dot((own * scale).to(values.dtype), tl.trans(values), input_precision=PRECISION)
-    column = tl.arange(0, LINES)[None, :]
-    tl.store(d + row * num_out + column, sums.to(d.dtype.element_ty), mask=(row < num_rows) & (column < width))
+    row = tl.arange(0, LINE)
+    own = sum_parts(t, row, num_rows, rank, 0, scale, T_SPLIT, T_STRIDE, SPLITS, LINE)
+    sums = tl.dot(own.to(values.dtype), tl.trans(values), input_precision=PRECISION)
+    column = tl.arange(0, LINES)
+    kept = (row < num_rows)[:, None] & (column < width)[None, :]
+    tl.store(d + row[:, None] * num_out + column[None, :], sums.to(d.dtype.element_ty), mask=kept)
 
 
 @triton.jit
@@ -175,20 +171,17 @@ def _expand_wide_many(
 ):  # fmt: skip
     """The same for many rows: 16 ranks at a time by the matrix units. `b` is read again, in pieces that fit."""
     stride = row_of_b(rank)
-    row = tl.arange(0, LINE)[:, None]
+    row = tl.arange(0, LINE)
     column = tl.arange(0, LINES // 2)
     is_column = (column < width) & (column < ((2 * LINES) >> form))
     sums = tl.zeros([LINE, LINES // 2], dtype=tl.float32)
-    for level in range(0, rank, LINE):
+    for level in tl.range(0, rank, LINE, num_stages=1):
+        own = sum_parts(t, row, num_rows, rank, level, scale, T_SPLIT, T_STRIDE, SPLITS, LINE)
         r = level + tl.arange(0, LINE)[None, :]
-        own = tl.zeros([LINE, LINE], dtype=tl.float32)
-        for split in range(SPLITS):
-            t_rows = t + split * T_SPLIT + row * T_STRIDE + r
-            own += tl.load(t_rows, mask=(row < num_rows) & (r < rank), other=0.0)
         values = tl.load(b + column[:, None] * stride + r, mask=is_column[:, None] & (r < stride), other=0.0)
-        sums = tl.dot((own * scale).to(values.dtype), tl.trans(values), sums, input_precision=PRECISION)
-    out = d + row * num_out + column[None, :]
-    tl.store(out, sums.to(d.dtype.element_ty), mask=(row < num_rows) & is_column[None, :])
+        sums = tl.dot(own.to(values.dtype), tl.trans(values), sums, input_precision=PRECISION)
+    out = d + row[:, None] * num_out + column[None, :]
+    tl.store(out, sums.to(d.dtype.element_ty), mask=(row < num_rows)[:, None] & is_column[None, :])
 
 
 @triton.jit

@@ -13,7 +13,7 @@ A tile is one entry, of form 0 and part 0, so that a record's word is the rank.
 import triton
 import triton.language as tl
 
-from replica.kernels.bind import UNIT, expand_item, pick, row_of_b, shrink_item
+from replica.kernels.bind import UNIT, expand_item, pick, row_of_b, shrink_item, sum_parts
 
 
 @triton.jit
@@ -80,23 +80,6 @@ def _load_b(b, rank, first_column, width, level, R: tl.constexpr, BN: tl.constex
 
 
 @triton.jit
-def _own(t, rows, end, rank, level, scale, T_SPLIT, T_STRIDE, SPLITS: tl.constexpr, R: tl.constexpr):
-    """scale t[rows, level : level + R], summed over the parts of K, which are on the way at once where registers hold
-    them."""
-    r = level + tl.arange(0, R)
-    mask = (rows < end)[:, None] & (r < rank)[None, :]
-    parts = t + rows[:, None] * T_STRIDE + r[None, :]
-    total = tl.load(parts, mask=mask, other=0.0)
-    if R <= 16:
-        for split in tl.static_range(1, SPLITS):
-            total += tl.load(parts + split * T_SPLIT, mask=mask, other=0.0)
-    else:
-        for split in range(1, SPLITS):
-            total += tl.load(parts + split * T_SPLIT, mask=mask, other=0.0)
-    return total * scale
-
-
-@triton.jit
 def _store_block(d, rows, end, first_column, last_column, sums, num_out, BN: tl.constexpr):
     columns = first_column + tl.arange(0, BN)
     mask = (rows < end)[:, None] & (columns < last_column)[None, :]
@@ -133,7 +116,7 @@ def prompt_expand_kernel(
         b = memory + b_offset * UNIT
         out = d + pick(p, 0, out0, out0 + out1)
         if rank <= R:
-            own = _own(own_t, rows, end, rank, 0, scale, T_SPLIT, T_STRIDE, SPLITS, R).to(memory.dtype.element_ty)
+            own = sum_parts(own_t, rows, end, rank, 0, scale, T_SPLIT, T_STRIDE, SPLITS, R).to(memory.dtype.element_ty)
             for column in tl.range(first, last, BN, num_stages=STAGES):
                 values = _load_b(b, rank, column, width, 0, R, BN)
                 sums = tl.dot(own, tl.trans(values), input_precision=PRECISION)
@@ -142,7 +125,7 @@ def prompt_expand_kernel(
             for column in range(first, last, BN):
                 sums = tl.zeros([TILE, BN], dtype=tl.float32)
                 for level in tl.range(0, rank, R, num_stages=1):
-                    own = _own(own_t, rows, end, rank, level, scale, T_SPLIT, T_STRIDE, SPLITS, R)
+                    own = sum_parts(own_t, rows, end, rank, level, scale, T_SPLIT, T_STRIDE, SPLITS, R)
                     values = _load_b(b, rank, column, width, level, R, BN)
                     sums = tl.dot(own.to(values.dtype), tl.trans(values), sums, input_precision=PRECISION)
                 _store_block(out, rows, end, column, last, sums, num_out, BN)

@@ -282,9 +282,8 @@ class DeviceRunner:
         packed_s = time.perf_counter()
         self._attention.begin(table, self._buffers)
         planned_s = time.perf_counter()
-        self._prompt_graphs.replay(
-            bucket, self._prompt_graphs.room(0 if lora is None else lora.rows.max_rank), table.num_rows
-        )
+        room = self._prompt_graphs.room(0 if lora is None else lora.rows.max_rank)
+        self._prompt_graphs.replay(bucket, room, table.num_rows)
         self.times.add(started_s, packed_s, planned_s)
         return self._logits[: batch.logit_rows.shape[0]]
 
@@ -359,13 +358,16 @@ class DeviceRunner:
     def _warm_up(self, num_rows: int, attention: LayerAttention | None = None) -> None:
         """Steps of prompts in the spare block, without adapters and as if with adapters of several ranks.
 
-        Kernels are compiled for each kind of rank; none is read, as the slot's tables are what they are.
+        Kernels are compiled for each form and block of ranks, so one rank of each will do; none is read, as the slot's
+        tables are what they are.
         """
         spans = self._spare_spans(num_rows)
         kinds: list[tuple[LoraSegment, ...]] = [()]
         if self._adapters is not None:
-            ranks = sorted({min(rank, self._adapters.max_rank) for rank in WARM_UP_RANKS})
-            kinds += [(LoraSegment(0, num_rows, 0, NoPairs(rank)),) for rank in ranks]
+            words, most = self._buffers.views["lora"], self._adapters.max_rank
+            views = [RowsView(words, num_rows, 1, min(rank, most)) for rank in WARM_UP_RANKS]
+            ranks = {(rows.most_form, rows.rank_block): rows.max_rank for rows in views}
+            kinds += [(LoraSegment(0, num_rows, 0, NoPairs(rank)),) for rank in ranks.values()]
         for segments in kinds:
             self._any_step(
                 ForwardBatch(

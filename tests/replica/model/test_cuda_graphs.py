@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from replica.kernels.rows import rooms_for
 from replica.model.cuda_graphs import DecodeGraphs, DirectRecorder, Stopwatch, bucket_sizes
 from replica.model.step_buffers import BufferSizes, StepBuffers
 
@@ -59,6 +60,12 @@ def test_the_largest_is_recorded_first_and_each_is_planned_before() -> None:
     _, _, events = recorded(4, (0, 16))
     steps = [("plan 4", "run 4 0"), ("plan 4", "run 4 16"), ("plan 2", "run 2 0"), ("plan 2", "run 2 16")]
     assert events == [event for step in steps for event in step]
+
+
+def test_without_adapters_only_base_steps_are_recorded() -> None:
+    graphs, _, events = recorded(4, rooms_for(0))
+    assert len(graphs) == 2
+    assert events == ["plan 4", "run 4 0", "plan 2", "run 2 0"]
 
 
 def test_a_replay_runs_the_recording_of_its_bucket_and_room() -> None:
