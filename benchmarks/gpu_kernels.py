@@ -28,6 +28,7 @@ from replica.kernels.tuning import ExpandConfig, ProductConfig, ShrinkConfig, sh
 
 NUM_LAYERS = 32
 NUM_ROWS = 64
+OTHER_ROWS = (16, 72, 96, 128)
 DEVICE = torch.device("cuda")
 DTYPE = torch.bfloat16
 NUM_SLOTS = 64
@@ -261,7 +262,7 @@ def measure(name: str) -> list[dict[str, Any]]:
 
 def _other_ranks(name: str) -> dict[str, float]:
     """64 tenants at r=8; 63 at r=8 and one at r=64; every second one on the first projection only; 32 on all
-    projections, with 32 rows beside them that are base only or of tenants on q and v only.
+    projections, with 32 rows beside them that are base only or of tenants on q and v only; 16 and 64 at r=64.
     """
     on_q_and_v = Tenant(16, (True, False, True) if name == "qkv" else (False, False, False))
     cases = {
@@ -269,19 +270,35 @@ def _other_ranks(name: str) -> dict[str, float]:
         "63 at r=8, one at r=64": [Tenant(64)] + [Tenant(8)] * 63,
         "64 at r=16, half on the first projection": [Tenant(16), Tenant(16, (True, False, False))] * 32,
         "32 at r=16 on all, 32 on q and v": [Tenant(16)] * 32 + [on_q_and_v] * 32,
+        "64 at r=64": [Tenant(64)] * 64,
     }
     benches = {case: Bench(name, tenants, 16) for case, tenants in cases.items()}
     timed = {case: Timed(bench.whole(64), 16) for case, bench in benches.items()}
+    timed["16 at r=64"] = Timed(benches["64 at r=64"].whole(16), 16)
+    timed[f"16 at r=64{LEFT}"] = Timed(benches["64 at r=64"].whole(16, add=False), 16)
     left = {f"{case}{LEFT}": Timed(bench.whole(64, add=False), 16) for case, bench in benches.items()}
     alone = benches["32 at r=16 on all, 32 on q and v"].whole(32, add=False, share=1)
     return medians(timed | left | {f"32 at r=16 on all, 32 base only{LEFT}": Timed(alone, 16)})
+
+
+def of_rows(name: str, num_rows: int) -> list[dict[str, Any]]:
+    """Steps of other numbers of rows, the sum left to the next kernel, beside the library's product of as many rows."""
+    bench = Bench(name, [Tenant(16)] * NUM_SLOTS, 16, num_rows)
+    timed = {f"{num_rows} rows, base": Timed(bench.base, 16)}
+    for count in sorted({0, 1, 8, 16, min(num_rows, 64)}):
+        timed[f"{num_rows} rows, {count}{LEFT}"] = Timed(bench.whole(count, add=False), 16)
+    us = medians(timed)
+    return _added(name, us, us[f"{num_rows} rows, base"])
 
 
 def prompts(name: str, num_rows: int = 8192) -> list[dict[str, Any]]:
     """A long prompt of each of 8 adapters, beside the base product of as many rows."""
     bench = Bench(name, [Tenant(16)] * 8, 2, num_rows)
     us = medians({"prompts, base": Timed(bench.base, 2), "prompts, 8": Timed(bench.summed(8), 2)})
-    base_us = us["prompts, base"]
+    return _added(name, us, us["prompts, base"])
+
+
+def _added(name: str, us: dict[str, float], base_us: float) -> list[dict[str, Any]]:
     return [
         {"site": name, "case": case, "us": round(total, 2), "added_us": round(total - base_us, 2)}
         for case, total in us.items()
@@ -298,7 +315,8 @@ def over_a_layer(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for case, total in sums.items():
         of_64 = whole[LEFT if case.endswith(LEFT) else ""]
-        share = round(total / of_64, 3) if of_64 and not case.startswith("prompts") else None
+        is_other = "prompts" in case or "rows" in case
+        share = round(total / of_64, 3) if of_64 and not is_other else None
         found.append({"site": "layer", "case": case, "added_us": round(total, 2), "of_64_at_r16": share})
     return found
 
@@ -309,16 +327,16 @@ SHRINKS = ((8, 128, 4, 8, 2), (8, 128, 3, 12, 2), (8, 128, 4, 8, 4), (4, 128, 4,
 EXPANDS = ((256, 6, 2, 168), (512, 3, 4, 168), (256, 4, 4, 128), (256, 5, 2, 200), (128, 8, 2, 128))
 """(lines, programs a multiprocessor, warps, registers a thread)."""
 
-PRODUCTS = ((32, 128, 6, 4), (32, 128, 7, 4), (64, 128, 5, 4), (128, 128, 4, 4), (256, 64, 4, 8))
-"""(columns, block of K, stages, warps)."""
+PRODUCTS = ((64, 128, 4, 4, 2), (64, 128, 5, 4, 2), (64, 128, 5, 4, 1), (128, 128, 4, 4, 1), (256, 64, 4, 8, 1))
+"""(columns, block of K, stages, warps, programs for a block)."""
 
 
 def tune(name: str, counts: Sequence[int] = (1, 8, 64)) -> dict[str, Any]:
     """Each part under each cut, and the whole as it is."""
     bench, found = Bench(name, [Tenant(16)] * NUM_SLOTS), {}
     found["base"] = medians({"base": Timed(bench.base, NUM_LAYERS)})
-    for columns, block_k, stages, warps in PRODUCTS:
-        config = ProductConfig(64, columns, block_k, stages, warps)
+    for blocks in PRODUCTS:
+        config = ProductConfig(64, *blocks)
         found[f"product {config}"] = medians({"0": Timed(bench.products(config), NUM_LAYERS)}, rounds=5)
     for splits, block_k, stages, programs, warps in SHRINKS:
         cut = ShrinkConfig(splits, block_k, stages, programs * _processors(), warps)
@@ -345,6 +363,7 @@ def main() -> None:
         (options.out / "gpu_kernels_tuning.json").write_text(json.dumps(results, indent=1))
         return
     rows = [row for name in names for row in (*measure(name), *prompts(name))]
+    rows += [row for name in names for num_rows in OTHER_ROWS for row in of_rows(name, num_rows)]
     rows += over_a_layer(rows)
     device = torch.cuda.get_device_name()
     record = {"device": device, "torch": torch.__version__, "commit": commit(), "rows": rows}

@@ -129,7 +129,7 @@ def sum_parts(t, rows, end, rank, level, scale, T_SPLIT, T_STRIDE, SPLITS: tl.co
     mask = (rows < end)[:, None] & (r < rank)[None, :]
     parts = t + rows[:, None] * T_STRIDE + r[None, :]
     total = tl.load(parts, mask=mask, other=0.0)
-    if R <= 16:
+    if rows.shape[0] * R <= 1024:
         for split in tl.static_range(1, SPLITS):
             total += tl.load(parts + split * T_SPLIT, mask=mask, other=0.0)
     else:

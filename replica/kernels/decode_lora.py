@@ -127,61 +127,26 @@ def _expand_many(
 
 @triton.jit
 def _expand_wide(
-    d, t, b, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE,
-    SPLITS: tl.constexpr, LINES: tl.constexpr, MOST_FORM: tl.constexpr,
+    d, t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE,
+    SPLITS: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The same for ranks above 16, of few rows: a column takes several lines, 16 at most, each with weights of its own.
-
-    `b` is where the item's lines begin. They are read again, in two halves of whole columns: to keep them would take
-    registers, and every program of the launch has as many as the one that takes most. Lines are summed alike whatever
-    the form; only then are those of a column put together.
-    """
-    tl.static_assert(MOST_FORM <= 5, "a column is 16 lines at most")
-    HALF_LINES: tl.constexpr = LINES // 2
-    stride = row_of_b(rank)
-    group = (1 << (form - 1)) - 1
-    line = tl.arange(0, LINE)[:, None]
-    r = (line & group) * LINE + tl.arange(0, LINE)[None, :]
-    split = tl.arange(0, SPLITS)
-    of_half = tl.arange(0, HALF_LINES)
-    nth = of_half >> (form - 1)
-    rs = ((of_half & group) * LINE)[:, None] + tl.arange(0, LINE)[None, :]
-    num_columns = HALF_LINES >> (form - 1)
-    for _ in range(num_rows):
-        parts = tl.load(t + r[:, :, None] + (split * T_SPLIT)[None, None, :], mask=(r < rank)[:, :, None], other=0.0)
-        own = tl.sum(parts, axis=2)
-        for half in range(2):
-            first = half * num_columns
-            mask = (first + nth < width)[:, None] & (rs < stride)
-            lines = tl.load(b + (first + nth)[:, None] * stride + rs, mask=mask, other=0.0)
-            weighed = tl.reshape(lines, (HALF_LINES // LINE, LINE, LINE)).to(tl.float32) * own[None, :, :]
-            sums = tl.sum(weighed, axis=2)
-            for wide in tl.static_range(2, MOST_FORM + 1):
-                if form == wide:
-                    columns = tl.reshape(sums, (LINES >> wide, 1 << (wide - 1)))
-                    _store_row(d + first, tl.sum(columns, axis=1) * scale, width - first)
-        t += T_STRIDE
-        d += num_out
+    """The same for ranks above 16, RANKS at most, of which a column takes several lines."""
+    lines = tl.reshape(values, (COLUMNS, RANKS))
+    row = tl.arange(0, LINE)
+    own = sum_parts(t, row, num_rows, rank, 0, scale, T_SPLIT, T_STRIDE, SPLITS, RANKS)
+    sums = tl.dot(own.to(lines.dtype), tl.trans(lines), input_precision=PRECISION)
+    column = tl.arange(0, COLUMNS)
+    kept = (row < num_rows)[:, None] & (column < width)[None, :]
+    tl.store(d + row[:, None] * num_out + column[None, :], sums.to(d.dtype.element_ty), mask=kept)
 
 
 @triton.jit
-def _expand_wide_many(
-    d, t, b, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE,
-    SPLITS: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The same for many rows: 16 ranks at a time by the matrix units. `b` is read again, in pieces that fit."""
-    stride = row_of_b(rank)
-    row = tl.arange(0, LINE)
-    column = tl.arange(0, LINES // 2)
-    is_column = (column < width) & (column < ((2 * LINES) >> form))
-    sums = tl.zeros([LINE, LINES // 2], dtype=tl.float32)
-    for level in tl.range(0, rank, LINE, num_stages=1):
-        own = sum_parts(t, row, num_rows, rank, level, scale, T_SPLIT, T_STRIDE, SPLITS, LINE)
-        r = level + tl.arange(0, LINE)[None, :]
-        values = tl.load(b + column[:, None] * stride + r, mask=is_column[:, None] & (r < stride), other=0.0)
-        sums = tl.dot(own.to(values.dtype), tl.trans(values), sums, input_precision=PRECISION)
-    out = d + row[:, None] * num_out + column[None, :]
-    tl.store(out, sums.to(d.dtype.element_ty), mask=(row < num_rows)[:, None] & is_column[None, :])
+def _place(item, p, word, num_blocks, blocks0, blocks01, out0, out1, out2, LINES: tl.constexpr):
+    """(first column of an item, columns of the projection from there on)."""
+    before = pick(p, 0, blocks0, blocks01)
+    whole = pick(p, blocks0, blocks01, num_blocks) - before
+    column = (part_of(word) * whole + item % num_blocks - before) * ((2 * LINES) >> form_of(word))
+    return column, pick(p, out0, out1, out2) - column
 
 
 @triton.jit
@@ -190,32 +155,43 @@ def _fetch(
     T_SPLIT, T_STRIDE, R_MAX,
     SPLITS: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
-    """(first column, columns of the projection from there on, lines of B [LINES, LINE], parts of the first row's t)."""
+    """(place, width, lines of B [LINES, LINE], parts of the first row's t) of an item with rank 16 or less."""
     rank, form = rank_of(word), form_of(word)
-    is_narrow = form == 0
+    column, width = _place(item, p, word, num_blocks, blocks0, blocks01, out0, out1, out2, LINES)
     stride = row_of_b(rank)
-    before = pick(p, 0, blocks0, blocks01)
-    whole = pick(p, blocks0, blocks01, num_blocks) - before
-    column = (part_of(word) * whole + item % num_blocks - before) * ((2 * LINES) >> form)
-    width = pick(p, out0, out1, out2) - column
-    # Line l holds columns 2 l and 2 l + 1, or ranks 16 g and on of a column, g being its place among the column's.
-    line = tl.arange(0, LINES)
-    shift = tl.maximum(form - 1, 0)
-    nth = line >> shift
-    r = ((line & ((1 << shift) - 1)) * LINE)[:, None] + tl.arange(0, LINE)[None, :]
-    apart = tl.where(is_narrow, 2 * stride, stride)
-    is_line = nth < tl.where(is_narrow, width // 2, width)
+    apart = tl.where(form == 0, 2 * stride, stride)
+    line, value = tl.arange(0, LINES)[:, None], tl.arange(0, LINE)[None, :]
+    is_line = line < tl.where(form == 0, width // 2, width)
     b = memory + b_offset * UNIT + column.to(tl.int64) * stride
-    values = tl.load(b + nth[:, None] * apart + r, mask=is_line[:, None] & (r < apart), other=0.0)
+    values = tl.load(b + line * apart + value, mask=is_line & (value < apart), other=0.0)
     parts = _line_own(t + start.to(tl.int64) * T_STRIDE + p * R_MAX, rank, form, T_SPLIT, SPLITS)
     return column, width, values, parts
+
+
+@triton.jit
+def _fetch_wide(item, p, b_offset, word, memory, num_blocks, blocks0, blocks01, out0, out1, out2, LINES: tl.constexpr):
+    """(place, width, lines of B [LINES, LINE]) of an item with a larger rank: a column's lines are neighbours."""
+    column, width = _place(item, p, word, num_blocks, blocks0, blocks01, out0, out1, out2, LINES)
+    stride, shift = row_of_b(rank_of(word)), tl.maximum(form_of(word) - 1, 0)
+    line = tl.arange(0, LINES)
+    r = ((line & ((1 << shift) - 1)) * LINE)[:, None] + tl.arange(0, LINE)[None, :]
+    b = memory + b_offset * UNIT + column.to(tl.int64) * stride
+    is_line = ((line >> shift) < width)[:, None] & (r < stride)
+    return column, width, tl.load(b + (line >> shift)[:, None] * stride + r, mask=is_line, other=0.0)
+
+
+@triton.jit
+def _only(word, start, end, is_wide: tl.constexpr):
+    """(word, end) of an item of this kind; another one is as if it had no rank and no rows."""
+    kept = (form_of(word) >= 2) == is_wide
+    return tl.where(kept, word, 0), tl.where(kept, end, start)
 
 
 @triton.jit(do_not_specialize=["max_entries", "site0", "site1", "site2"])
 def decode_expand_kernel(
     d, t, memory, records, words32, floats, words, max_entries, site0, site1, site2, out0, out1, out2,
     T_SPLIT, T_STRIDE, R_MAX,
-    SPLITS: tl.constexpr, LINES: tl.constexpr, MOST_FORM: tl.constexpr, FEW: tl.constexpr, PRECISION: tl.constexpr,
+    SPLITS: tl.constexpr, LINES: tl.constexpr, IS_MIXED: tl.constexpr, FEW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """d[row, columns of p] = scale B_p t[row], and 0 for rows and projections without LoRA.
 
@@ -223,6 +199,8 @@ def decode_expand_kernel(
     eight; what fills a row up is zero. An item is LINES lines of 16 values, which for ranks that are powers of two lie
     one after the other. While it is computed, the B and t of the next one are on their way, and the record of the one
     after.
+
+    Ranks above 16 are left out; `IS_MIXED` says that there may be any.
     """
     blocks0 = tl.cdiv(out0, 2 * LINES)
     blocks01 = blocks0 + tl.cdiv(out1, 2 * LINES)
@@ -242,6 +220,9 @@ def decode_expand_kernel(
     )  # fmt: skip
     word = tl.where(first < num_items, word, 0)
     next_word = tl.where(first + step < num_items, next_word, 0)
+    if IS_MIXED:
+        word, end = _only(word, start, end, False)
+        next_word, next_end = _only(next_word, next_start, next_end, False)
     column, width, values, parts = _fetch(
         first, p, b_offset, word, start, t, memory, num_blocks, blocks0, blocks01, out0, out1, out2, T_SPLIT, T_STRIDE,
         R_MAX, SPLITS, LINES,
@@ -259,34 +240,72 @@ def decode_expand_kernel(
         own_t = t + start.to(tl.int64) * T_STRIDE + p * R_MAX
         out = d + start.to(tl.int64) * num_out + pick(p, 0, out0, out0 + out1) + column
         num_rows = end - start
-        if form <= 1:
-            if (num_rows <= FEW) | (form == 0):
-                _expand_lines(
-                    out, own_t, values, parts, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS
-                )
-            else:
-                _expand_many(
-                    out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINES,
-                    PRECISION,
-                )  # fmt: skip
-        if MOST_FORM >= 2 and form >= 2:
-            _, b_offset, _, _, _, _ = expand_item(
-                item, num_items, records, words32, floats, max_entries, num_blocks, blocks0, blocks01,
-                site0, site1, site2,
-            )  # fmt: skip
-            b = memory + b_offset * UNIT + column.to(tl.int64) * row_of_b(rank)
-            if num_rows <= FEW:
-                _expand_wide(
-                    out, own_t, b, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINES,
-                    MOST_FORM,
-                )  # fmt: skip
-            else:
-                _expand_wide_many(
-                    out, own_t, b, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINES,
-                    PRECISION,
-                )  # fmt: skip
+        if (num_rows <= FEW) | (form == 0):
+            _expand_lines(
+                out, own_t, values, parts, rank, form, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS
+            )
+        else:
+            _expand_many(
+                out, own_t, values, rank, scale, num_rows, num_out, width, T_SPLIT, T_STRIDE, SPLITS, LINES, PRECISION
+            )
+        if IS_MIXED:
+            after_word, after_end = _only(after_word, after_start, after_end, False)
         p, word, scale, start, end = next_p, next_word, next_scale, next_start, next_end
         column, width, values, parts = next_column, next_width, next_values, next_parts
         next_p, next_b, next_word, next_scale, next_start, next_end = (
             after_p, after_b, after_word, after_scale, after_start, after_end,
         )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["max_entries", "site0", "site1", "site2"])
+def decode_expand_wide_kernel(
+    d, t, memory, records, words32, floats, words, max_entries, site0, site1, site2, out0, out1, out2,
+    T_SPLIT, T_STRIDE, R_MAX,
+    SPLITS: tl.constexpr, LINES: tl.constexpr, MOST_FORM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What `decode_expand_kernel` leaves out: the items of ranks above 16, all among the entries words[2] to words[3].
+
+    A kernel of its own, as its programs need registers that the others would lack if they had as many each.
+    """
+    tl.static_assert(MOST_FORM <= 5, "a column is 16 lines at most")
+    blocks0 = tl.cdiv(out0, 2 * LINES)
+    blocks01 = blocks0 + tl.cdiv(out1, 2 * LINES)
+    num_blocks = blocks01 + tl.cdiv(out2, 2 * LINES)
+    num_out = out0 + out1 + out2
+    first = tl.load(words + 2) * num_blocks + tl.program_id(0)
+    end_item = tl.load(words + 3) * num_blocks
+    step = tl.num_programs(0)
+    if first < end_item:
+        p, b_offset, word, scale, start, end = expand_item(
+            first, end_item, records, words32, floats, max_entries, num_blocks, blocks0, blocks01, site0, site1, site2
+        )
+        next_p, next_b, next_word, next_scale, next_start, next_end = expand_item(
+            first + step, end_item, records, words32, floats, max_entries, num_blocks, blocks0, blocks01,
+            site0, site1, site2,
+        )  # fmt: skip
+        word, end = _only(word, start, end, True)
+        column, width, values = _fetch_wide(
+            first, p, b_offset, word, memory, num_blocks, blocks0, blocks01, out0, out1, out2, LINES
+        )
+        for item in range(first, end_item, step):
+            after_p, after_b, after_word, after_scale, after_start, after_end = expand_item(
+                item + 2 * step, end_item, records, words32, floats, max_entries, num_blocks, blocks0, blocks01,
+                site0, site1, site2,
+            )  # fmt: skip
+            next_word, next_end = _only(next_word, next_start, next_end, True)
+            next_column, next_width, next_values = _fetch_wide(
+                item + step, next_p, next_b, next_word, memory, num_blocks, blocks0, blocks01, out0, out1, out2, LINES
+            )
+            own_t = t + start.to(tl.int64) * T_STRIDE + p * R_MAX
+            out = d + start.to(tl.int64) * num_out + pick(p, 0, out0, out0 + out1) + column
+            for wide in tl.static_range(2, MOST_FORM + 1):
+                if form_of(word) == wide:
+                    _expand_wide(
+                        out, own_t, values, rank_of(word), scale, end - start, num_out, width, T_SPLIT, T_STRIDE,
+                        SPLITS, (2 * LINES) >> wide, LINE << (wide - 1), PRECISION,
+                    )  # fmt: skip
+            p, word, scale, start, end = next_p, next_word, next_scale, next_start, next_end
+            column, width, values = next_column, next_width, next_values
+            next_p, next_b, next_word, next_scale, next_start, next_end = (
+                after_p, after_b, after_word, after_scale, after_start, after_end,
+            )  # fmt: skip

@@ -4,7 +4,7 @@ Where A and B lie, ranks and scales are read from the slot tables on the device,
 the tables say at its replay. Knows nothing of requests.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from replica.kernels.bind import bind_kernel
-from replica.kernels.decode_lora import decode_expand_kernel, decode_shrink_kernel
+from replica.kernels.decode_lora import decode_expand_kernel, decode_expand_wide_kernel, decode_shrink_kernel
 from replica.kernels.groups import GroupShape, SlotTables
 from replica.kernels.product import product_kernel
 from replica.kernels.prompt_lora import prompt_expand_kernel, prompt_shrink_kernel
@@ -25,6 +25,7 @@ from replica.kernels.tuning import (
     fit_product,
     product_config,
     shrink_config,
+    wide_expand_config,
 )
 
 
@@ -53,7 +54,8 @@ class LoraKernels:
         self._num_sites = tables.ranks.shape[1]
         self._precision = "ieee" if memory.dtype == torch.float32 else "tf32"
         self._num_processors, self._shared_bytes = _processors(memory.device)
-        self._side = _SideStream(memory.device)
+        self._turns = torch.zeros(4 * self._num_processors, dtype=torch.int32, device=memory.device)
+        self._side, self._wide_stream = _SideStream(memory.device), _SideStream(memory.device)
 
     def __repr__(self) -> str:
         return f"LoraKernels(num_sites={self._num_sites}, {self._memory.dtype}, {self._memory.device})"
@@ -113,10 +115,15 @@ class LoraKernels:
         if cut is None or not weight.is_contiguous():
             return torch.nn.functional.linear(x, weight, bias)
         y = torch.empty(num_rows, num_out, dtype=x.dtype, device=x.device)
-        product_kernel[(-(-num_out // cut.block_n),)](
-            x, weight, weight if bias is None else bias, y, num_rows, num_out, width,
-            HAS_BIAS=bias is not None, BM=cut.block_m, BN=cut.block_n, BK=cut.block_k, STAGES=cut.stages,
-            EVEN_K=width % cut.block_k == 0, PRECISION=self._precision, num_warps=cut.num_warps,
+        num_blocks = -(-num_out // cut.block_n)
+        assert cut.parts == 1 or num_blocks <= self._turns.numel(), f"{num_blocks} blocks"
+        num_halves = cut.parts * num_blocks * cut.block_n * (cut.block_m + cut.more) if cut.parts > 1 else 0
+        halves = torch.empty(num_halves, dtype=torch.float32, device=x.device)
+        product_kernel[(num_blocks * cut.parts,)](
+            x, weight, weight if bias is None else bias, y, halves, self._turns, num_rows, num_out, width,
+            HAS_BIAS=bias is not None, BM=cut.block_m, MORE=cut.more, BN=cut.block_n, BK=cut.block_k,
+            STAGES=cut.stages, PARTS=cut.parts, EVEN_K=width % cut.block_k == 0, PRECISION=self._precision,
+            num_warps=cut.num_warps,
         )  # fmt: skip
         return y
 
@@ -154,12 +161,19 @@ class LoraKernels:
         shape = (*_three(group.sites), *outs, t.stride(0), t.stride(1), bound.width)
         if rows.is_decode:
             assert all(width % 2 == 0 for width in outs), f"a line holds two columns, of {outs}"
-            num_items = rows.max_entries * sum(-(-width // (2 * cut.block_n)) for width in outs)
-            decode_expand_kernel[(min(num_items, cut.num_programs),)](
-                d, t, self._memory, *records, rows.max_entries, *shape,
-                SPLITS=t.shape[0], LINES=cut.block_n, MOST_FORM=max(1, rows.most_form), FEW=FEW_ROWS,
-                PRECISION=self._precision, num_warps=cut.num_warps, maxnreg=cut.max_registers,
-            )  # fmt: skip
+            arguments = (d, t, self._memory, *records, rows.max_entries, *shape)
+            if rows.most_form < 2:
+                self._expand_lines(arguments, rows, outs, t.shape[0], cut)
+                return d
+            now = self._wide_stream.mark()
+            with self._wide_stream.after(now):
+                wide = wide_expand_config(self._num_processors)
+                decode_expand_wide_kernel[(min(_num_items(rows, outs, wide), wide.num_programs),)](
+                    *arguments, SPLITS=t.shape[0], LINES=wide.block_n, MOST_FORM=rows.most_form,
+                    PRECISION=self._precision, num_warps=wide.num_warps, maxnreg=wide.max_registers,
+                )  # fmt: skip
+            self._expand_lines(arguments, rows, outs, t.shape[0], cut)
+            self._wide_stream.join()
             return d
         run = cut.run * cut.block_n
         num_items = rows.max_tiles * sum(-(-width // run) for width in outs)
@@ -169,6 +183,19 @@ class LoraKernels:
             PRECISION=self._precision, num_warps=cut.num_warps, maxnreg=cut.max_registers,
         )  # fmt: skip
         return d
+
+    def _expand_lines(
+        self, arguments: tuple[Any, ...], rows: RowsView, outs: tuple[int, ...], splits: int, cut: ExpandConfig
+    ) -> None:
+        decode_expand_kernel[(min(_num_items(rows, outs, cut), cut.num_programs),)](
+            *arguments, SPLITS=splits, LINES=cut.block_n, IS_MIXED=rows.most_form > 1, FEW=FEW_ROWS,
+            PRECISION=self._precision, num_warps=cut.num_warps, maxnreg=cut.max_registers,
+        )  # fmt: skip
+
+
+def _num_items(rows: RowsView, outs: Sequence[int], cut: ExpandConfig) -> int:
+    """Items of an expand of few rows, at most."""
+    return rows.max_entries * sum(-(-width // (2 * cut.block_n)) for width in outs)
 
 
 class _SideStream:

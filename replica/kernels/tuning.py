@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 from replica.kernels.rows import RowsView
 
-MAX_PRODUCT_ROWS = 128
+PRODUCT_ROWS = ((16, 0), (32, 0), (32, 16), (64, 0), (64, 16), (64, 32), (128, 0))
+"""For how many rows there are products of our own: so many, and so many more."""
+
 MOST_ROUNDS = 2
 """A product of our own is for as many blocks as the processors take in so many rounds."""
-
-LONG_PRODUCT = 8192
-"""From so many input features on, one more block on the way pays."""
 
 EXPAND_LINES = 256
 """Lines of 16 values of B that a program of the expand takes at a time, in a step of few rows."""
@@ -54,17 +53,19 @@ class ExpandConfig:
 
 @dataclass(frozen=True, slots=True)
 class ProductConfig:
-    """The blocks of a base product of few rows."""
+    """The blocks of a base product of few rows, `block_m + more` of them, each computed by `parts` programs, 1 or 2."""
 
     block_m: int
     block_n: int
     block_k: int
     stages: int
     num_warps: int
+    parts: int = 1
+    more: int = 0
 
     def shared_bytes(self, itemsize: int) -> int:
         """What a program's blocks take of a multiprocessor's shared memory."""
-        return (self.block_m + self.block_n) * self.block_k * self.stages * itemsize
+        return (self.block_m + self.more + self.block_n) * self.block_k * self.stages * itemsize
 
 
 def shrink_config(rows: RowsView, num_projections: int, in_features: int, num_processors: int) -> ShrinkConfig:
@@ -85,16 +86,19 @@ def expand_config(rows: RowsView, num_out: int, num_processors: int) -> ExpandCo
     """As few warps and registers as an item needs, so that many programs share a processor.
 
     In a step of few rows instructions are what counts, and most of an item's are the same for each warp, so there are
-    two; ranks above 16 need more registers. Items of many rows have so many blocks that each program has several items.
+    two. Items of many rows have so many blocks that each program has several items.
     """
-    if rows.is_decode and rows.most_form <= 1:
-        return ExpandConfig(EXPAND_LINES, 6 * num_processors, 2, 168)
     if rows.is_decode:
-        return ExpandConfig(EXPAND_LINES, 5 * num_processors, 2, 200)
+        return ExpandConfig(EXPAND_LINES, 6 * num_processors, 2, 168)
     num_programs = 3 * num_processors
     num_blocks = -(-rows.capacity // rows.tile_rows) * num_out // EXPAND_COLUMNS
     run = _power_of_two(max(1, min(MAX_RUN, num_blocks // (2 * num_programs))))
     return ExpandConfig(EXPAND_COLUMNS, num_programs, 4, 160, run)
+
+
+def wide_expand_config(num_processors: int) -> ExpandConfig:
+    """For ranks above 16 in a step of few rows."""
+    return ExpandConfig(2 * EXPAND_LINES, 3 * num_processors, 4, 168)
 
 
 def product_config(num_rows: int, num_out: int, in_features: int, num_processors: int) -> ProductConfig | None:
@@ -102,17 +106,16 @@ def product_config(num_rows: int, num_out: int, in_features: int, num_processors
 
     None, for the library's product, where ours was slower or was not tried: few columns, very many, or many rows.
     """
-    if num_rows > MAX_PRODUCT_ROWS or num_out <= 16 * num_processors:
+    if num_rows > sum(PRODUCT_ROWS[-1]) or num_out <= 16 * num_processors:
         return None
-    block_m = next(size for size in (16, 64, 128) if num_rows <= size)
+    block_m, more = next(rows for rows in PRODUCT_ROWS if num_rows <= sum(rows))
     if num_out <= 32 * num_processors:
-        stages = 4 if block_m > 64 else 6 if in_features < LONG_PRODUCT else 7
-        return ProductConfig(block_m, 32, 128, stages, 4)
-    if block_m > 64 or num_out > MOST_ROUNDS * 128 * num_processors:
-        return None
+        return ProductConfig(block_m, 64, 128, 4, 4, parts=2, more=more)
     if num_out <= 64 * num_processors:
-        return ProductConfig(block_m, 64, 128, 5, 4)
-    return ProductConfig(block_m, 128, 128, 4, 4)
+        return ProductConfig(block_m, 64, 128, 4 if num_rows > 64 else 5, 4, more=more)
+    if num_rows > 64 or num_out > MOST_ROUNDS * 128 * num_processors:
+        return None
+    return ProductConfig(block_m, 128, 128, 4, 4, more=more)
 
 
 def fit_product(cut: ProductConfig, itemsize: int, shared_bytes: int) -> ProductConfig | None:

@@ -26,6 +26,7 @@ from replica.kernels.rows import (
     pack_rows,
     rooms_for,
 )
+from replica.kernels.tuning import PRODUCT_ROWS
 from replica.model.batch import ForwardBatch, LoraSegment, SequenceSpan
 from replica.model.compiled_layers import try_compiled
 from replica.model.cuda_graphs import (
@@ -393,7 +394,8 @@ class DeviceRunner:
 def warm_up_sizes(max_rows: int) -> list[int]:
     """Numbers of rows that together take every kernel there is for steps of up to `max_rows`."""
     doubled = [MAX_DECODE_ROWS << times for times in range(max_rows.bit_length())]
-    return sorted({min(num_rows, max_rows) for num_rows in (WARM_UP_ROWS, *doubled)})
+    of_products = [sum(rows) for rows in PRODUCT_ROWS]
+    return sorted({min(num_rows, max_rows) for num_rows in (WARM_UP_ROWS, *of_products, *doubled)})
 
 
 def _put_rows(host: HostWords, table: PageTable, token_ids: torch.Tensor) -> None:

@@ -156,8 +156,9 @@ def test_room_for_larger_ranks_changes_no_bit_of_others(num_base_rows: int) -> N
 
 
 @pytest.mark.parametrize("many", [3, 21, 510], ids=["few rows", "many rows", "prompt"])
-def test_delta_of_an_adapter_whose_ranks_differ_between_projections(many: int) -> None:
-    arena = Arena([[64, 8, 20], [3, 40, 16]], 192, [96, 32, 32], torch.float32, DEVICE)
+@pytest.mark.parametrize("first", [[64, 8, 20], [0, 64, 0]])
+def test_delta_of_an_adapter_whose_ranks_differ_between_projections(first: list[int], many: int) -> None:
+    arena = Arena([first, [3, 40, 16]], 192, [96, 32, 32], torch.float32, DEVICE)
     segments = arena.segments([(0, 1), (1, 2), (0, many)])
     x = random(3 + many, QKV.in_features, dtype=torch.float32)
     delta = delta_of(arena, x, QKV, arena.view(segments, 3 + many))

@@ -55,6 +55,15 @@ def test_tiles_have_the_rows_of_their_form_and_entries_follow_one_another() -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("ranks", "wide"), [([16, 8], (0, 0)), ([64], (0, 8)), ([8, 24, 16, 64, 16], (1, 15)), ([16, 17], (2, 6))]
+)
+def test_the_head_tells_between_which_entries_the_large_ranks_are(ranks: list[int], wide: tuple[int, int]) -> None:
+    words = np.zeros(num_words(len(ranks)), dtype=np.int32)
+    pack_rows([RowSegment(row, row + 1, row, rank) for row, rank in enumerate(ranks)], len(ranks), words)
+    assert tuple(words[2:HEAD].tolist()) == wide
+
+
 def test_a_step_of_many_rows_has_an_entry_a_tile() -> None:
     rows = MAX_DECODE_ROWS + 100
     num_tiles, num_entries, tiles = packed([RowSegment(0, 100, 3, 64)], rows)

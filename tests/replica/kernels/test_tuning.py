@@ -7,7 +7,14 @@ pytest.importorskip("triton")
 
 from replica.kernels.grouped_lora import LoraKernels
 from replica.kernels.rows import MAX_DECODE_ROWS, RowsView
-from replica.kernels.tuning import ProductConfig, expand_config, fit_product, product_config, shrink_config
+from replica.kernels.tuning import (
+    ProductConfig,
+    expand_config,
+    fit_product,
+    product_config,
+    shrink_config,
+    wide_expand_config,
+)
 from tests.replica.kernels.adapters_in_arena import Arena
 
 H200_PROCESSORS, H200_SHARED_BYTES = 132, 227 << 10
@@ -22,10 +29,10 @@ def rows_of(capacity: int, max_rank: int) -> RowsView:
     return RowsView(torch.zeros(1, dtype=torch.int32), capacity, capacity, max_rank)
 
 
-@pytest.mark.parametrize("num_rows", [1, 16, 17, 64, 65, 128])
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 48, 64, 65, 96, 128])
 @pytest.mark.parametrize(
     ("num_out", "in_features", "most_rows"),
-    [(4096, 4096, 128), (6144, 4096, 64), (28672, 4096, 64), (4096, 14336, 128)],
+    [(4096, 4096, 128), (6144, 4096, 128), (28672, 4096, 64), (4096, 14336, 128)],
 )
 def test_a_product_of_few_rows_is_ours_and_its_blocks_hold_the_rows(
     num_rows: int, num_out: int, in_features: int, most_rows: int
@@ -33,7 +40,7 @@ def test_a_product_of_few_rows_is_ours_and_its_blocks_hold_the_rows(
     cut = product_config(num_rows, num_out, in_features, H200_PROCESSORS)
     assert (cut is not None) == (num_rows <= most_rows)
     if cut is not None:
-        assert num_rows <= cut.block_m
+        assert num_rows <= cut.block_m + cut.more
         assert cut.shared_bytes(itemsize=2) <= H200_SHARED_BYTES
 
 
@@ -95,3 +102,9 @@ def test_the_programs_of_an_expand_fit_the_registers_of_the_processors(capacity:
     assert cut.max_registers is not None
     assert cut.num_programs // H200_PROCESSORS * cut.num_warps * 32 * cut.max_registers <= REGISTERS
     assert cut.run.bit_count() == 1
+
+
+def test_the_programs_of_an_expand_of_wide_ranks_fit_the_registers() -> None:
+    cut = wide_expand_config(H200_PROCESSORS)
+    assert cut.max_registers is not None
+    assert cut.num_programs // H200_PROCESSORS * cut.num_warps * 32 * cut.max_registers <= REGISTERS

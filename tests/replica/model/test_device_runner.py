@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from replica.kernels.rows import MAX_DECODE_ROWS, RowsView
-from replica.kernels.tuning import shrink_config
+from replica.kernels.tuning import product_config, shrink_config
 from replica.model.base_model import BaseModel
 from replica.model.batch import LoraPair
-from replica.model.device_runner import Adapters, StepLimits
+from replica.model.device_runner import Adapters, StepLimits, warm_up_sizes
 from replica.model.paged_attention import KVCache
 from replica.model.projections import GroupFollower, GroupLeader, Stash
 from tests.replica.model.conftest import ModelFolder
@@ -222,3 +222,11 @@ def test_a_recorded_step_has_room_for_small_ranks_unless_one_of_its_own_is_large
         run(packed(device), chosen)
         rooms.append(device.kernels.rooms[-3:])
     assert rooms == [[16] * 3, [64] * 3]
+
+
+@pytest.mark.parametrize("max_rows", [40, 128, 8192])
+@pytest.mark.parametrize(("num_out", "in_features"), [(4096, 4096), (6144, 4096), (28672, 4096)])
+def test_the_product_of_any_number_of_rows_is_compiled_at_start(num_out: int, in_features: int, max_rows: int) -> None:
+    """On an H200, which has 132 multiprocessors."""
+    compiled = {product_config(size, num_out, in_features, 132) for size in warm_up_sizes(max_rows)}
+    assert {product_config(rows, num_out, in_features, 132) for rows in range(1, max_rows + 1)} <= compiled

@@ -1,0 +1,72 @@
+"""The base product of few rows against float64: interpreted on a CPU, compiled where there is a device."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from replica.kernels.grouped_lora import LoraKernels
+from replica.kernels.tuning import PRODUCT_ROWS, ProductConfig, product_config
+from tests.replica.kernels.adapters_in_arena import Arena
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+]
+"""Triton's interpreter runs on numpy, which warns of what the interpreter does."""
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter has no bfloat16
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 1e-3}
+FEW_PROCESSORS = 4
+
+
+@pytest.fixture
+def kernels() -> LoraKernels:
+    """On a device so small that narrow projections are worth a product of our own."""
+    arena = Arena([[8]], 192, [80], torch.float32, DEVICE)
+    found = LoraKernels(arena.memory, arena.tables)
+    found._num_processors = FEW_PROCESSORS
+    return found
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.cpu().double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(
+    ("num_out", "in_features", "parts"), [(70, 1000, 2), (128, 256, 2), (128, 100, 2), (200, 300, 1), (600, 200, 1)]
+)
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 40, 64, 65, 81, 97, 128])
+def test_a_product_equals_float64(
+    kernels: LoraKernels, num_rows: int, num_out: int, in_features: int, parts: int, dtype: torch.dtype
+) -> None:
+    cut = product_config(num_rows, num_out, in_features, FEW_PROCESSORS)
+    assert cut is None or cut.parts == parts
+    x, weight = random(num_rows, in_features, dtype=dtype, seed=1), random(num_out, in_features, dtype=dtype, seed=2)
+    expected = x.cpu().double() @ weight.cpu().double().T
+    assert distance(kernels.product(x, weight, None), expected) < TOLERANCE[dtype]
+    bias = random(num_out, dtype=dtype, seed=3) * 10
+    assert distance(kernels.product(x, weight, bias), expected + bias.cpu().double()) < TOLERANCE[dtype]
+    assert not kernels._turns.any(), "each block's two programs are as at the start"
+
+
+@pytest.mark.parametrize("rows", PRODUCT_ROWS)
+def test_two_halves_are_the_same_every_time(kernels: LoraKernels, rows: tuple[int, int]) -> None:
+    x, weight = random(sum(rows), 1024, dtype=HALF, seed=1), random(1024, 1024, dtype=HALF, seed=2)
+    cut = ProductConfig(rows[0], 64, 64, 3, 4, parts=2, more=rows[1])
+    kernels._turns = torch.zeros(16, dtype=torch.int32, device=DEVICE)
+    first = kernels.product(x, weight, None, cut)
+    for _ in range(20 if DEVICE.type == "cuda" else 1):
+        assert torch.equal(kernels.product(x, weight, None, cut), first)
+
+
+def test_more_blocks_than_there_are_turns_for_are_an_error(kernels: LoraKernels) -> None:
+    x, weight = random(4, 64, dtype=HALF, seed=1), random(1088, 64, dtype=HALF, seed=2)
+    with pytest.raises(AssertionError, match="17 blocks"):
+        kernels.product(x, weight, None, ProductConfig(16, 64, 64, 2, 4, parts=2))
