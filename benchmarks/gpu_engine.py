@@ -93,7 +93,7 @@ class Bench:
     def prefill(self, num_adapters: int) -> list[dict[str, Any]]:
         """Long prompts, one token each: base and adapters in turn."""
         took_s: dict[int, list[float]] = {0: [], num_adapters: []}
-        for turn in range(self.work.repeats + 1):
+        for turn in range(3 * self.work.repeats + 1):
             for count, values in took_s.items():
                 prompts = self._prompts(self.work.num_long, self.work.num_long_prompt)
                 seconds = run_requests(self.engine, prompts, self._digests(len(prompts), count), 1)

@@ -327,8 +327,8 @@ SHRINKS = ((8, 128, 4, 8, 2), (8, 128, 3, 12, 2), (8, 128, 4, 8, 4), (4, 128, 4,
 EXPANDS = ((256, 6, 2, 168), (512, 3, 4, 168), (256, 4, 4, 128), (256, 5, 2, 200), (128, 8, 2, 128))
 """(lines, programs a multiprocessor, warps, registers a thread)."""
 
-PRODUCTS = ((64, 128, 4, 4, 2), (64, 128, 5, 4, 2), (64, 128, 5, 4, 1), (128, 128, 4, 4, 1), (256, 64, 4, 8, 1))
-"""(columns, block of K, stages, warps, programs for a block)."""
+PRODUCTS = ((32, 128, 6, 4), (32, 128, 7, 4), (64, 128, 5, 4), (128, 128, 4, 4), (256, 64, 4, 8))
+"""(columns, block of K, stages, warps)."""
 
 
 def tune(name: str, counts: Sequence[int] = (1, 8, 64)) -> dict[str, Any]:

@@ -122,8 +122,8 @@ class LoraKernels:
         product_kernel[(num_blocks * cut.parts,)](
             x, weight, weight if bias is None else bias, y, halves, self._turns, num_rows, num_out, width,
             HAS_BIAS=bias is not None, BM=cut.block_m, MORE=cut.more, BN=cut.block_n, BK=cut.block_k,
-            STAGES=cut.stages, PARTS=cut.parts, EVEN_K=width % cut.block_k == 0, PRECISION=self._precision,
-            num_warps=cut.num_warps,
+            STAGES=cut.stages, BY_COLUMNS=cut.by_columns, PARTS=cut.parts, EVEN_K=width % cut.block_k == 0,
+            PRECISION=self._precision, num_warps=cut.num_warps,
         )  # fmt: skip
         return y
 

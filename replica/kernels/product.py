@@ -2,8 +2,8 @@
 
 Such a product reads each weight once and computes little. Where the columns make one round of blocks, or two, it is
 about as fast as the library's (7 % faster at 14336 -> 4096 with 64 rows on an H200), and leaves processors to LoRA
-beside it. What a block reads of `x` comes from the L2 cache, and the more blocks, the more of that there is: so blocks
-of many columns, and where those are few, two programs share one, a half of K each.
+beside it. What a block reads of `x` comes from the L2 cache, and with more than 64 rows there is so much of that, that
+few blocks of many columns are faster, two programs to each, a half of K for either.
 """
 
 # Triton kernels are traced: types are those of tensors on the device.
@@ -17,14 +17,17 @@ import triton.language as tl
 def product_kernel(
     x, w, bias, y, halves, turns, num_rows, num_out, K,
     HAS_BIAS: tl.constexpr, BM: tl.constexpr, MORE: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    STAGES: tl.constexpr, PARTS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, BY_COLUMNS: tl.constexpr, PARTS: tl.constexpr, EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BN columns of y for all rows, BM + MORE at most, by PARTS programs, 1 or 2. `x` [num_rows, K], `w` [num_out, K],
     `y` [num_rows, num_out].
 
-    Two leave their halves in `halves`, float32 [blocks, 2, BN, BM + MORE], and the one that is done last adds the
-    other's to its own: a sum of two is the same in either order. `turns`, int32 [blocks], is 0 before and after.
+    BY_COLUMNS computes W x^T instead, for which the matrix units want 64 columns at least, and take any number of rows.
+    Two programs leave their halves in `halves`, float32 [blocks, 2, BN, BM + MORE], and the one that is done last adds
+    the other's to its own: a sum of two is the same in either order. `turns`, int32 [blocks], is 0 before and after.
     """
+    tl.static_assert(BY_COLUMNS or (PARTS == 1 and MORE == 0), "only by columns")
     block = tl.program_id(0) // PARTS
     nth = tl.program_id(0) % PARTS
     columns = block * BN + tl.arange(0, BN)
@@ -32,7 +35,7 @@ def product_kernel(
     w_rows = w + columns.to(tl.int64)[:, None] * K
     in_width, in_rows = (columns < num_out)[:, None], (rows < num_rows)[:, None]
     in_more = (more_rows < num_rows)[:, None]
-    sums = tl.zeros([BN, BM], dtype=tl.float32)
+    sums = tl.zeros([BN, BM] if BY_COLUMNS else [BM, BN], dtype=tl.float32)
     more = tl.zeros([BN, more_rows.numel], dtype=tl.float32)
     part_k = tl.cdiv(K, PARTS * BK) * BK
     for k in tl.range(nth * part_k, tl.minimum((nth + 1) * part_k, K), BK, num_stages=STAGES):
@@ -40,12 +43,16 @@ def product_kernel(
         w_mask, x_mask, more_mask = in_width, in_rows, in_more
         if not EVEN_K:
             w_mask, x_mask, more_mask = in_width & (ks < K), in_rows & (ks < K), in_more & (ks < K)
-        w_tile = tl.load(w_rows + ks, mask=w_mask, other=0.0, eviction_policy="evict_first")
         x_tile = tl.load(x + rows[:, None] * K + ks, mask=x_mask, other=0.0)
-        sums = tl.dot(w_tile, tl.trans(x_tile), sums, input_precision=PRECISION)
+        w_tile = tl.load(w_rows + ks, mask=w_mask, other=0.0, eviction_policy="evict_first")
+        if BY_COLUMNS:
+            sums = tl.dot(w_tile, tl.trans(x_tile), sums, input_precision=PRECISION)
+        else:
+            sums = tl.dot(x_tile, tl.trans(w_tile), sums, input_precision=PRECISION)
         if MORE > 0:
             more_tile = tl.load(x + more_rows[:, None] * K + ks, mask=more_mask, other=0.0)
             more = tl.dot(w_tile, tl.trans(more_tile), more, input_precision=PRECISION)
+    is_last = True
     if PARTS == 2:
         half = halves + block * (PARTS * BN * (BM + MORE)) + tl.arange(0, BN)[:, None] * (BM + MORE)
         own, other = half + nth * (BN * (BM + MORE)), half + (1 - nth) * (BN * (BM + MORE))
@@ -57,21 +64,22 @@ def product_kernel(
         if is_last:
             tl.store(turns + block, 0)
             sums += tl.load(other + rows[None, :], cache_modifier=".cg")
-            _store(y, sums, bias, rows, columns, num_rows, num_out, HAS_BIAS)
             if MORE > 0:
                 more += tl.load(other + more_rows[None, :], cache_modifier=".cg")
-                _store(y, more, bias, more_rows, columns, num_rows, num_out, HAS_BIAS)
-    else:
-        _store(y, sums, bias, rows, columns, num_rows, num_out, HAS_BIAS)
+    if is_last:
+        if BY_COLUMNS:
+            _store(y, tl.trans(sums), bias, rows, columns, num_rows, num_out, HAS_BIAS)
+        else:
+            _store(y, sums, bias, rows, columns, num_rows, num_out, HAS_BIAS)
         if MORE > 0:
-            _store(y, more, bias, more_rows, columns, num_rows, num_out, HAS_BIAS)
+            _store(y, tl.trans(more), bias, more_rows, columns, num_rows, num_out, HAS_BIAS)
 
 
 @triton.jit
 def _store(y, sums, bias, rows, columns, num_rows, num_out, HAS_BIAS: tl.constexpr):
-    """`sums` is [columns, rows]."""
+    """`sums` is [rows, columns]."""
     in_width = columns < num_out
     if HAS_BIAS:
-        sums += tl.load(bias + columns, mask=in_width, other=0.0).to(tl.float32)[:, None]
+        sums += tl.load(bias + columns, mask=in_width, other=0.0).to(tl.float32)[None, :]
     out = y + rows.to(tl.int64)[:, None] * num_out + columns[None, :]
-    tl.store(out, tl.trans(sums.to(y.dtype.element_ty)), mask=(rows < num_rows)[:, None] & in_width[None, :])
+    tl.store(out, sums.to(y.dtype.element_ty), mask=(rows < num_rows)[:, None] & in_width[None, :])

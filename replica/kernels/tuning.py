@@ -7,11 +7,17 @@ from dataclasses import dataclass, replace
 
 from replica.kernels.rows import RowsView
 
-PRODUCT_ROWS = ((16, 0), (32, 0), (32, 16), (64, 0), (64, 16), (64, 32), (128, 0))
+PRODUCT_ROWS = ((16, 0), (64, 0), (64, 16), (64, 32), (128, 0))
 """For how many rows there are products of our own: so many, and so many more."""
+
+MOST_BY_ROWS = 64
+"""Products of more rows are computed by columns."""
 
 MOST_ROUNDS = 2
 """A product of our own is for as many blocks as the processors take in so many rounds."""
+
+LONG_PRODUCT = 8192
+"""From so many input features on, one more block on the way pays."""
 
 EXPAND_LINES = 256
 """Lines of 16 values of B that a program of the expand takes at a time, in a step of few rows."""
@@ -53,15 +59,19 @@ class ExpandConfig:
 
 @dataclass(frozen=True, slots=True)
 class ProductConfig:
-    """The blocks of a base product of few rows, `block_m + more` of them, each computed by `parts` programs, 1 or 2."""
+    """The blocks of a base product of `block_m + more` rows, by `parts` programs each, 1 or 2: see `product.py`."""
 
     block_m: int
     block_n: int
     block_k: int
     stages: int
     num_warps: int
-    parts: int = 1
     more: int = 0
+    parts: int = 1
+
+    @property
+    def by_columns(self) -> bool:
+        return self.block_m + self.more > MOST_BY_ROWS
 
     def shared_bytes(self, itemsize: int) -> int:
         """What a program's blocks take of a multiprocessor's shared memory."""
@@ -109,13 +119,14 @@ def product_config(num_rows: int, num_out: int, in_features: int, num_processors
     if num_rows > sum(PRODUCT_ROWS[-1]) or num_out <= 16 * num_processors:
         return None
     block_m, more = next(rows for rows in PRODUCT_ROWS if num_rows <= sum(rows))
-    if num_out <= 32 * num_processors:
-        return ProductConfig(block_m, 64, 128, 4, 4, parts=2, more=more)
-    if num_out <= 64 * num_processors:
-        return ProductConfig(block_m, 64, 128, 4 if num_rows > 64 else 5, 4, more=more)
-    if num_rows > 64 or num_out > MOST_ROUNDS * 128 * num_processors:
+    is_narrow, is_wide = num_out <= 32 * num_processors, num_out > 64 * num_processors
+    if num_rows > MOST_BY_ROWS:
+        return None if is_wide else ProductConfig(block_m, 64, 128, 4, 4, more, 2 if is_narrow else 1)
+    if is_narrow:
+        return ProductConfig(block_m, 32, 128, 6 if in_features < LONG_PRODUCT else 7, 4)
+    if num_out > MOST_ROUNDS * 128 * num_processors:
         return None
-    return ProductConfig(block_m, 128, 128, 4, 4, more=more)
+    return ProductConfig(block_m, 128, 128, 4, 4) if is_wide else ProductConfig(block_m, 64, 128, 5, 4)
 
 
 def fit_product(cut: ProductConfig, itemsize: int, shared_bytes: int) -> ProductConfig | None:
