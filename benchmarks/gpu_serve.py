@@ -58,7 +58,7 @@ class Work:
     num_streams: int = 64
     num_prompt: int = 128
     num_output: int = 256
-    repeats: int = 4
+    repeats: int = 6
     max_num_seqs: int = 96
     max_batch_tokens: int = 2048
     num_kv_blocks: int = 4096
