@@ -63,7 +63,7 @@ class Work:
     max_batch_tokens: int = 2048
     num_kv_blocks: int = 4096
     image_bytes: int = 90 << 20
-    load_factor: float = 1.05
+    load_factor: float = 1.0
     """All requests come at once and all adapters are resident everywhere: what counts is even load."""
 
 

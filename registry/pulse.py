@@ -77,13 +77,17 @@ class GatewayPulse(Record):
 
 
 class FleetPulse(Record):
-    """The answer: what is new since `seen`, and `in_flight` of the other gateways together."""
+    """The answer: what is new since `seen`, and `in_flight` of the other gateways together.
+
+    `num_gateways` counts whoever asks, too.
+    """
 
     board_id: str
     seen: int
     plan: HomePlan | None
     """None while there is no newer one than the gateway's."""
     in_flight: dict[str, int]
+    num_gateways: int = 1
     loads: dict[str, ReplicaLoad]
     residency: dict[str, Residency]
     """Of those replicas only whose residency changed since `seen`."""

@@ -67,6 +67,7 @@ class PulseBoard:
             seen=self._sequence,
             plan=plan if plan.epoch > pulse.epoch else None,
             in_flight=dict(others),
+            num_gateways=len(self._gateways),
             loads={replica_id: replica.load for replica_id, replica in self._replicas.items()},
             residency={
                 replica_id: replica.residency

@@ -84,15 +84,25 @@ class AffinityPolicy:
         return tuple(self._members[index] for index in self._home_row(name))
 
     def rank(
-        self, name: str | None, loads: Mapping[str, int], exclude: Iterable[str] = (), standing: Standing = unknown
+        self,
+        name: str | None,
+        loads: Mapping[str, int],
+        exclude: Iterable[str] = (),
+        standing: Standing = unknown,
+        felt: Mapping[str, float] | None = None,
     ) -> Sequence[str]:
         """Replica ids to try in order. `loads` counts requests in flight by replica id (absent is 0).
 
         Under the load bound: homes, those that have the adapter first and then the least loaded; then others by
         `standing` and preference. Last the replicas over the bound, by load. `name` None, the base model, goes to the
         least loaded. Loads are weighed by the members' weights.
+
+        `felt` is what is kept even, None for `loads` itself. One of G gateways counts its own requests there, and
+        those of others, which it hears of late, as 1 / G each. As wholes, each gateway would make up for the
+        imbalance of all others: G - 1 times too much in all, so that bursts swing from one replica to the next. The
+        bound holds all the same: what each keeps below it adds up to the loads, (2 G - 1) / G of them.
         """
-        order, place = self._places(name, loads, frozenset(exclude), standing)
+        order, place = self._places(name, loads, frozenset(exclude), standing, felt)
         return [self._ids[i] for i in sorted(order, key=place)]
 
     def choose(
@@ -101,13 +111,14 @@ class AffinityPolicy:
         loads: Mapping[str, int],
         exclude: Collection[str] = (),
         standing: Standing = unknown,
+        felt: Mapping[str, float] | None = None,
     ) -> str | None:
         """The first of `rank`, at less cost; None when none is left."""
         if name is not None and not exclude and self._members:
             homes = self._home_row(name)
-            if len(homes) == 1 and self._has_room(homes[0], loads):
+            if len(homes) == 1 and self._has_room(homes[0], loads, loads if felt is None else felt):
                 return self._ids[homes[0]]
-        order, place = self._places(name, loads, frozenset(exclude), standing)
+        order, place = self._places(name, loads, frozenset(exclude), standing, felt)
         return self._ids[min(order, key=place)] if order else None
 
     def bound(self, loads: Mapping[str, int], replica_ids: Collection[str], weight: float | None = None) -> int:
@@ -124,35 +135,42 @@ class AffinityPolicy:
         return [(member, self._bound(total, whole, member.weight)) for member in members]
 
     def _bound(self, total: int, whole: float, weight: float) -> int:
-        return max(self._min_bound, math.ceil(self._load_factor * (total + 1) * (weight / whole)))
+        return max(self._min_bound, self._share(total, whole, weight))
 
-    def _has_room(self, index: int, loads: Mapping[str, int]) -> bool:
+    def _share(self, total: float, whole: float, weight: float) -> int:
+        return math.ceil(self._load_factor * (total + 1) * (weight / whole))
+
+    def _has_room(self, index: int, loads: Mapping[str, int], felt: Mapping[str, float]) -> bool:
         """Whether the member is under the bound over all members."""
-        load = loads.get(self._ids[index], 0)
-        if load < self._min_bound:
+        if loads.get(self._ids[index], 0) < self._min_bound:
             return True
-        total = sum(map(loads.get, self._ids, repeat(0)))
-        return load < self._bound(total, self._whole, self._members[index].weight)
+        total = math.fsum(map(felt.get, self._ids, repeat(0)))
+        return felt.get(self._ids[index], 0) < self._share(total, self._whole, self._members[index].weight)
 
     def _places(
-        self, name: str | None, loads: Mapping[str, int], excluded: frozenset[str], standing: Standing
+        self,
+        name: str | None,
+        loads: Mapping[str, int],
+        excluded: frozenset[str],
+        standing: Standing,
+        felt: Mapping[str, float] | None,
     ) -> tuple[Sequence[int], Callable[[int], tuple[int, float, float]]]:
         """Indices of the members that are left, in order of preference, and what to sort them by."""
         ids, members = self._ids, self._members
         order: Sequence[int] = range(len(ids)) if name is None else self._row(name)
         if excluded:
             order = [i for i in order if ids[i] not in excluded]
-        load = [loads.get(replica_id, 0) for replica_id in ids]
+        load = [(loads if felt is None else felt).get(replica_id, 0) for replica_id in ids]
         if name is None:
             return order, lambda i: (0, 0, load[i] / members[i].weight)
-        total = sum([load[i] for i in order])
+        total = math.fsum([load[i] for i in order])
         whole = self._whole if not excluded else math.fsum([members[i].weight for i in order])
-        bounds = {weight: self._bound(total, whole, weight) for weight in {members[i].weight for i in order}}
+        shares = {weight: self._share(total, whole, weight) for weight in {members[i].weight for i in order}}
         homes = self._home_row(name)
 
         def place(i: int) -> tuple[int, float, float]:
             weight = members[i].weight
-            if load[i] >= bounds[weight]:
+            if load[i] >= shares[weight] and loads.get(ids[i], 0) >= self._min_bound:
                 return (2, load[i] / weight, 0)
             stands = standing(ids[i])
             return (0, stands == COLD, load[i] / weight) if i in homes else (1, stands, 0)

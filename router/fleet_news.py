@@ -21,6 +21,7 @@ class FleetNews:
         self._tells_plan = False
         self._plan = HomePlan()
         self._others: Mapping[str, int] = {}
+        self.num_gateways = 1
         self._loads: Mapping[str, ReplicaLoad] = {}
         self._slots: dict[str, frozenset[str]] = {}
         self._hosts: dict[str, frozenset[str]] = {}
@@ -39,6 +40,7 @@ class FleetNews:
             self._tells_plan = False
         self._board_id, self._seen = pulse.board_id, pulse.seen
         self._others, self._loads = pulse.in_flight, pulse.loads
+        self.num_gateways = max(1, pulse.num_gateways)
         for replica_id, residency in pulse.residency.items():
             self._slots[replica_id] = frozenset(residency.resident)
             self._hosts[replica_id] = frozenset(residency.host_cached)

@@ -1,5 +1,6 @@
 """Which replica takes a request now: the affinity policy over this gateway's leases and what it heard of the fleet."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -62,6 +63,8 @@ class Placement:
         self._loads: Counter[str] = Counter()
         """Own requests and, while the news is fresh, those of other gateways."""
         self._others_counted: Counter[str] = Counter()
+        self._felt: dict[str, float] = {}
+        """The same with each request of another gateway as a part of one: see `AffinityPolicy.rank`."""
         self._news = FleetNews(config.news_stale_s)
         self._busy = BusyTime(clock)
         self._suspicion = Suspicion(config.suspect_s, clock)
@@ -174,6 +177,7 @@ class Placement:
         self._placed(kind, HELD[self._news.standing(digest, self._clock())(replica_id)])
         self._own[replica_id] += 1
         self._loads[replica_id] += 1
+        self._felt[replica_id] = self._felt.get(replica_id, 0) + 1
         self._busy.begin(name)
         return PlacementLease(replica_id, kind, lambda: self._give_back(name, replica_id))
 
@@ -190,6 +194,9 @@ class Placement:
         assert all(load > 0 for load in self._own.values()), f"own {dict(self._own)}"
         assert all(load > 0 for load in self._loads.values()), f"loads {dict(self._loads)}"
         assert self._loads == self._own + self._others_counted, repr(self)
+        for replica_id in self._felt.keys() | self._loads.keys():
+            felt = self._own[replica_id] + self._others_counted[replica_id] / self._news.num_gateways
+            assert math.isclose(self._felt.get(replica_id, 0), felt, abs_tol=1e-6), f"felt {self._felt}, {self!r}"
 
     def _choose(self, name: str | None, exclude: Collection[str], digest: str | None) -> str | None:
         now_s = self._clock()
@@ -198,18 +205,21 @@ class Placement:
         standing = self._news.standing(digest, now_s)
         doubtful = self._suspicion.now() | self._leaving | self._starting
         if doubtful:
-            chosen = self._policy.choose(name, self._loads, {*exclude, *doubtful}, standing)
+            chosen = self._policy.choose(name, self._loads, {*exclude, *doubtful}, standing, self._felt)
             if chosen is not None:
                 return chosen
-        return self._policy.choose(name, self._loads, exclude, standing)
+        return self._policy.choose(name, self._loads, exclude, standing, self._felt)
 
     def _count_others(self) -> None:
         """Put what other gateways are serving into the loads, or take it out when it is too old."""
         self._others_counted = +Counter(self._news.others(self._clock()))
         self._loads = self._own + self._others_counted
+        part = 1 / self._news.num_gateways
+        self._felt = {name: self._own[name] + self._others_counted[name] * part for name in self._loads}
 
     def _give_back(self, name: str | None, replica_id: str) -> None:
         self._busy.end(name)
+        self._felt[replica_id] -= 1
         for loads in (self._own, self._loads):
             loads[replica_id] -= 1
             if not loads[replica_id]:

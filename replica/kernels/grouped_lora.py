@@ -119,11 +119,12 @@ class LoraKernels:
         assert cut.parts == 1 or num_blocks <= self._turns.numel(), f"{num_blocks} blocks"
         num_halves = cut.parts * num_blocks * cut.block_n * (cut.block_m + cut.more) if cut.parts > 1 else 0
         halves = torch.empty(num_halves, dtype=torch.float32, device=x.device)
+        is_whole = num_rows == cut.block_m + cut.more and num_out % cut.block_n == 0
         product_kernel[(num_blocks * cut.parts,)](
             x, weight, weight if bias is None else bias, y, halves, self._turns, num_rows, num_out, width,
             HAS_BIAS=bias is not None, BM=cut.block_m, MORE=cut.more, BN=cut.block_n, BK=cut.block_k,
-            STAGES=cut.stages, BY_COLUMNS=cut.by_columns, PARTS=cut.parts, EVEN_K=width % cut.block_k == 0,
-            PRECISION=self._precision, num_warps=cut.num_warps,
+            STAGES=cut.stages, BY_COLUMNS=cut.by_columns, PARTS=cut.parts, IS_WHOLE=is_whole,
+            EVEN_K=width % cut.block_k == 0, PRECISION=self._precision, num_warps=cut.num_warps,
         )  # fmt: skip
         return y
 

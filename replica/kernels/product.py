@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def product_kernel(
     x, w, bias, y, halves, turns, num_rows, num_out, K,
     HAS_BIAS: tl.constexpr, BM: tl.constexpr, MORE: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    STAGES: tl.constexpr, BY_COLUMNS: tl.constexpr, PARTS: tl.constexpr, EVEN_K: tl.constexpr,
+    STAGES: tl.constexpr, BY_COLUMNS: tl.constexpr, PARTS: tl.constexpr, IS_WHOLE: tl.constexpr, EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BN columns of y for all rows, BM + MORE at most, by PARTS programs, 1 or 2. `x` [num_rows, K], `w` [num_out, K],
@@ -26,6 +26,8 @@ def product_kernel(
     BY_COLUMNS computes W x^T instead, for which the matrix units want 64 columns at least, and take any number of rows.
     Two programs leave their halves in `halves`, float32 [blocks, 2, BN, BM + MORE], and the one that is done last adds
     the other's to its own: a sum of two is the same in either order. `turns`, int32 [blocks], is 0 before and after.
+    IS_WHOLE says that there are BM + MORE rows and whole blocks of columns: most of what a block computes would else be
+    masks.
     """
     tl.static_assert(BY_COLUMNS or (PARTS == 1 and MORE == 0), "only by columns")
     block = tl.program_id(0) // PARTS
@@ -33,8 +35,10 @@ def product_kernel(
     columns = block * BN + tl.arange(0, BN)
     rows, more_rows = tl.arange(0, BM), BM + tl.arange(0, max(MORE, 16))
     w_rows = w + columns.to(tl.int64)[:, None] * K
-    in_width, in_rows = (columns < num_out)[:, None], (rows < num_rows)[:, None]
-    in_more = (more_rows < num_rows)[:, None]
+    in_width, in_rows, in_more = columns < num_out, rows < num_rows, more_rows < num_rows
+    if IS_WHOLE:
+        in_width, in_rows, in_more = columns >= 0, rows >= 0, more_rows >= 0
+    in_width, in_rows, in_more = in_width[:, None], in_rows[:, None], in_more[:, None]
     sums = tl.zeros([BN, BM] if BY_COLUMNS else [BM, BN], dtype=tl.float32)
     more = tl.zeros([BN, more_rows.numel], dtype=tl.float32)
     part_k = tl.cdiv(K, PARTS * BK) * BK

@@ -141,6 +141,7 @@ def test_gateway_hears_what_the_others_are_serving() -> None:
     board.gateway("g2", r0=4)
     assert board.gateway("g1", r0=3).in_flight == {"r0": 4}
     assert board.gateway("g3").in_flight == {"r0": 7}
+    assert board.gateway("g2", r0=4).num_gateways == 3
     board.now_s += STALE_S + 1
     assert board.gateway("g1").in_flight == {}, "a silent gateway's requests do not count for ever"
 

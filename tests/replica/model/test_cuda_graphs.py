@@ -35,7 +35,15 @@ def recorded(max_num_seqs: int, rooms: tuple[int, ...]) -> tuple[DecodeGraphs, L
 
 @pytest.mark.parametrize(
     ("max_num_seqs", "sizes"),
-    [(1, (2,)), (2, (2,)), (3, (2, 3)), (8, (2, 4, 8)), (20, (2, 4, 8, 16, 20)), (24, (2, 4, 8, 16, 24))],
+    [
+        (1, (2,)),
+        (2, (2,)),
+        (3, (2, 3)),
+        (8, (2, 4, 8)),
+        (20, (2, 4, 8, 16, 20)),
+        (64, (2, 4, 8, 16, 24, 32, 40, 48, 56, 64)),
+        (100, (2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 100)),
+    ],
 )
 def test_buckets_rise_to_the_largest_batch_and_never_hold_one_row(max_num_seqs: int, sizes: tuple[int, ...]) -> None:
     assert bucket_sizes(max_num_seqs) == sizes
