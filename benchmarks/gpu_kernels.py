@@ -152,11 +152,12 @@ class Bench:
     def expand(self, num_adapters: int, config: ExpandConfig) -> Callable[[], None]:
         """The expand alone."""
         bound = self.kernels.bind(self.view(num_adapters))
-        t = self.kernels.shrink(self.x[0], self.groups[0], bound, self.shrink_cut(bound))
+        d = torch.empty(self.num_rows, sum(self.outs), dtype=DTYPE, device=DEVICE)
+        t = self.kernels.shrink(self.x[0], d, self.groups[0], bound, self.shrink_cut(bound))
 
         def run() -> None:
             for layer in range(self.num_layers):
-                self.kernels.expand(t, DTYPE, self.groups[layer], bound, config)
+                self.kernels.expand(t, d, self.groups[layer], bound, config)
 
         return run
 
@@ -166,10 +167,11 @@ class Bench:
     def shrink(self, num_adapters: int, config: ShrinkConfig) -> Callable[[], None]:
         """The shrink alone."""
         bound = self.kernels.bind(self.view(num_adapters))
+        d = torch.empty(self.num_rows, sum(self.outs), dtype=DTYPE, device=DEVICE)
 
         def run() -> None:
             for layer in range(self.num_layers):
-                self.kernels.shrink(self.x[layer], self.groups[layer], bound, config)
+                self.kernels.shrink(self.x[layer], d, self.groups[layer], bound, config)
 
         return run
 

@@ -21,40 +21,70 @@ _RANK_MASK = tl.constexpr((1 << RANK_BITS) - 1)
 _FORM_UNIT = tl.constexpr(1 << RANK_BITS)
 _PART_UNIT = tl.constexpr(1 << (RANK_BITS + FORM_BITS))
 UNIT = tl.constexpr(32)
+FAR = tl.constexpr(1 << 30)
 _ROW_STEP = tl.constexpr(ROW_STEP)
 
 
 @triton.jit(do_not_specialize=["capacity", "max_tiles", "max_entries", "num_sites"])
 def bind_kernel(
-    records, words, capacity, max_tiles, max_entries, num_sites, a_offsets, b_offsets, ranks, scales,
+    records, counts, words, capacity, max_tiles, max_entries, num_sites, a_offsets, b_offsets, ranks, scales,
     BLOCK: tl.constexpr, MOST_PARTS: tl.constexpr,
 ):  # fmt: skip
     """records[site, entry], int64 [num_sites, max_entries, 4]; those behind the last entry are not written.
 
-    Grid: (sites, blocks of tiles). A tile that has no adapter, or whose adapter leaves the site alone, has rank 0.
+    At each site the entries with a rank come first; those without, of tiles that have no adapter or whose adapter
+    leaves the site alone, are the last ones. counts[site], int32 [num_sites, 4]: how many have a rank, and the end of
+    the last one of a form above 1, and as 1 << 30 less it where the first one begins. Grid: (sites,).
     """
     site = tl.program_id(0)
-    tile = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    exists = tile < tl.minimum(tl.load(words), max_tiles)
-    start = tl.load(words + _HEAD + tile, mask=exists, other=0)
-    end = tl.load(words + _HEAD + capacity + tile, mask=exists, other=0)
-    slot = tl.load(words + _HEAD + 2 * capacity + tile, mask=exists, other=-1)
-    shape = tl.load(words + _HEAD + 3 * capacity + tile, mask=exists, other=0)
-    form = shape & _FORM_MASK
-    at = tl.maximum(slot, 0).to(tl.int64) * num_sites + site
-    has_slot = slot >= 0
-    rank = tl.load(ranks + at, mask=has_slot, other=0)
-    scale = tl.load(scales + at, mask=has_slot, other=0.0).to(tl.int32, bitcast=True)
-    a_offset = tl.load(a_offsets + at, mask=has_slot, other=0) // UNIT
-    b_offset = tl.load(b_offsets + at, mask=has_slot, other=0) // UNIT
-    rows = _both(start, end)
-    for part in tl.static_range(0, MOST_PARTS):
-        out = records + (site * max_entries + (shape >> _FORM_BITS) + part) * 4
-        kept = exists & ((part >> form) == 0)
-        tl.store(out, a_offset, mask=kept)
-        tl.store(out + 1, b_offset, mask=kept)
-        tl.store(out + 2, _both(rank + form * _FORM_UNIT + part * _PART_UNIT, scale), mask=kept)
-        tl.store(out + 3, rows, mask=kept)
+    num_tiles = tl.minimum(tl.load(words), max_tiles)
+    num_entries = tl.load(words + 1)
+    num_ranked, num_others = num_entries * 0, num_entries * 0
+    wide_begin, wide_end = num_entries, num_entries * 0
+    for first in range(0, num_tiles, BLOCK):
+        tile = first + tl.arange(0, BLOCK)
+        exists = tile < num_tiles
+        start = tl.load(words + _HEAD + tile, mask=exists, other=0)
+        end = tl.load(words + _HEAD + capacity + tile, mask=exists, other=0)
+        slot = tl.load(words + _HEAD + 2 * capacity + tile, mask=exists, other=-1)
+        form = tl.load(words + _HEAD + 3 * capacity + tile, mask=exists, other=0)
+        at = tl.maximum(slot, 0).to(tl.int64) * num_sites + site
+        has_slot = slot >= 0
+        rank = tl.load(ranks + at, mask=has_slot, other=0)
+        scale = tl.load(scales + at, mask=has_slot, other=0.0).to(tl.int32, bitcast=True)
+        a_offset = tl.load(a_offsets + at, mask=has_slot, other=0) // UNIT
+        b_offset = tl.load(b_offsets + at, mask=has_slot, other=0) // UNIT
+        rows = _both(start, end)
+        num = tl.where(exists, 1 << form, 0)
+        ranked = tl.where(rank > 0, num, 0)
+        others = num - ranked
+        from_start = num_ranked + tl.cumsum(ranked, 0) - ranked
+        from_end = num_entries - num_others - tl.cumsum(others, 0)
+        entry = tl.where(rank > 0, from_start, from_end)
+        for part in tl.static_range(0, MOST_PARTS):
+            out = records + (site * max_entries + entry + part) * 4
+            kept = exists & ((part >> form) == 0)
+            tl.store(out, a_offset, mask=kept)
+            tl.store(out + 1, b_offset, mask=kept)
+            tl.store(out + 2, _both(rank + form * _FORM_UNIT + part * _PART_UNIT, scale), mask=kept)
+            tl.store(out + 3, rows, mask=kept)
+        is_wide = (rank > 0) & (form > 1)
+        wide_begin = tl.minimum(wide_begin, tl.min(tl.where(is_wide, entry, num_entries), 0))
+        wide_end = tl.maximum(wide_end, tl.max(tl.where(is_wide, entry + num, 0), 0))
+        num_ranked += tl.sum(ranked, 0)
+        num_others += tl.sum(others, 0)
+    tl.store(counts + 4 * site, num_ranked)
+    tl.store(counts + 4 * site + 1, wide_end)
+    tl.store(counts + 4 * site + 2, FAR - wide_begin)
+
+
+@triton.jit
+def most_of(counts, nth, site0, site1, site2, out1, out2):
+    """The largest of counts[site, nth] of the projections that have columns."""
+    first = tl.load(counts + 4 * site0 + nth)
+    second = tl.load(counts + 4 * site1 + nth)
+    third = tl.load(counts + 4 * site2 + nth)
+    return tl.maximum(first, tl.maximum(tl.where(out1 > 0, second, 0), tl.where(out2 > 0, third, 0)))
 
 
 @triton.jit

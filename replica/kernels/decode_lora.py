@@ -17,20 +17,43 @@ that of Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).
 import triton
 import triton.language as tl
 
-from replica.kernels.bind import UNIT, expand_item, form_of, part_of, pick, rank_of, row_of_b, shrink_item, sum_parts
+from replica.kernels.bind import (
+    FAR,
+    UNIT,
+    expand_item,
+    form_of,
+    most_of,
+    part_of,
+    pick,
+    rank_of,
+    row_of_b,
+    shrink_item,
+    sum_parts,
+)
 
 LINE = tl.constexpr(16)
 HALF = tl.constexpr(8)
+ZEROS = tl.constexpr(512)
+"""How many columns are set to zero at a time."""
+
+
+@triton.jit
+def _store_zeros(row, first, last):
+    for column in range(first, last, ZEROS):
+        columns = column + tl.arange(0, ZEROS)
+        tl.store(row + columns, tl.zeros([ZEROS], dtype=row.dtype.element_ty), mask=columns < last)
 
 
 @triton.jit(do_not_specialize=["max_entries", "site0", "site1", "site2"])
 def decode_shrink_kernel(
-    x, t, memory, records, words32, words, max_entries, site0, site1, site2, K, split_k, T_SPLIT, T_STRIDE, R_MAX,
+    x, t, d, memory, records, words32, words, max_entries, site0, site1, site2, out0, out1, out2, K, split_k,
+    T_SPLIT, T_STRIDE, R_MAX,
     P: tl.constexpr, SPLITS: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """t[split, row, p R_MAX + r] = A_p[r] x[row] over one part of K.
+    """t[split, row, p R_MAX + r] = A_p[r] x[row] over one part of K; d[row, columns of p] = 0 where there is no A_p.
 
-    `x` is [rows, K], `t` float32, `words32` the records as int32. An item is 16 ranks by one of SPLITS parts of K, or 8
+    `x` is [rows, K], `t` float32, `d` [rows, columns of all], `words32` the records as int32. The items without rank
+    share the columns that they set to zero. An item is 16 ranks by one of SPLITS parts of K, or 8
     by two; an entry has half of the parts of K, or all. The projections of an entry are neighbours, so that `x` comes
     from memory once. Each item's record is on its way while the one before is computed.
     """
@@ -70,6 +93,15 @@ def decode_shrink_kernel(
         out = t + split * T_SPLIT + (start + row).to(tl.int64) * T_STRIDE + (item % P) * R_MAX
         kept = (is_row[:, None] & is_rank[None, :]) & (group[:, None] == group[None, :])
         tl.store(out[:, None] + r[None, :], sums, mask=kept)
+        if rank == 0:
+            p, num_out = item % P, out0 + out1 + out2
+            width = pick(p, out0, out1, out2)
+            share = tl.cdiv(width, (ITEMS << form_of(word)) * ZEROS) * ZEROS
+            first_column = (part * ITEMS + nth) * share
+            out_rows = d + start.to(tl.int64) * num_out + pick(p, 0, out0, out0 + out1)
+            for _ in range(end - start):
+                _store_zeros(out_rows, first_column, tl.minimum(first_column + share, width))
+                out_rows += num_out
         a_offset, word, start, end = next_a, next_word, next_start, next_end
 
 
@@ -189,24 +221,24 @@ def _only(word, start, end, is_wide: tl.constexpr):
 
 @triton.jit(do_not_specialize=["max_entries", "site0", "site1", "site2"])
 def decode_expand_kernel(
-    d, t, memory, records, words32, floats, words, max_entries, site0, site1, site2, out0, out1, out2,
+    d, t, memory, records, words32, floats, counts, max_entries, site0, site1, site2, out0, out1, out2,
     T_SPLIT, T_STRIDE, R_MAX,
     SPLITS: tl.constexpr, LINES: tl.constexpr, IS_MIXED: tl.constexpr, FEW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """d[row, columns of p] = scale B_p t[row], and 0 for rows and projections without LoRA.
+    """d[row, columns of p] = scale B_p t[row], for rows and projections with LoRA of rank 16 or less.
 
     `d` is [rows, columns of all], each an even number. Rows of B lie so many elements apart as the rank in steps of
     eight; what fills a row up is zero. An item is LINES lines of 16 values, which for ranks that are powers of two lie
     one after the other. While it is computed, the B and t of the next one are on their way, and the record of the one
     after.
 
-    Ranks above 16 are left out; `IS_MIXED` says that there may be any.
+    `IS_MIXED` says that there may be ranks above 16.
     """
     blocks0 = tl.cdiv(out0, 2 * LINES)
     blocks01 = blocks0 + tl.cdiv(out1, 2 * LINES)
     num_blocks = blocks01 + tl.cdiv(out2, 2 * LINES)
     num_out = out0 + out1 + out2
-    num_items = tl.load(words + 1) * num_blocks
+    num_items = most_of(counts, 0, site0, site1, site2, out1, out2) * num_blocks
     first = tl.program_id(0)
     step = tl.num_programs(0)
     # These come while `num_items` does; what lies behind the last entry is anything.
@@ -259,11 +291,11 @@ def decode_expand_kernel(
 
 @triton.jit(do_not_specialize=["max_entries", "site0", "site1", "site2"])
 def decode_expand_wide_kernel(
-    d, t, memory, records, words32, floats, words, max_entries, site0, site1, site2, out0, out1, out2,
+    d, t, memory, records, words32, floats, counts, max_entries, site0, site1, site2, out0, out1, out2,
     T_SPLIT, T_STRIDE, R_MAX,
     SPLITS: tl.constexpr, LINES: tl.constexpr, MOST_FORM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What `decode_expand_kernel` leaves out: the items of ranks above 16, all among the entries words[2] to words[3].
+    """The like for ranks above 16.
 
     A kernel of its own, as its programs need registers that the others would lack if they had as many each.
     """
@@ -272,8 +304,8 @@ def decode_expand_wide_kernel(
     blocks01 = blocks0 + tl.cdiv(out1, 2 * LINES)
     num_blocks = blocks01 + tl.cdiv(out2, 2 * LINES)
     num_out = out0 + out1 + out2
-    first = tl.load(words + 2) * num_blocks + tl.program_id(0)
-    end_item = tl.load(words + 3) * num_blocks
+    first = (FAR - most_of(counts, 2, site0, site1, site2, out1, out2)) * num_blocks + tl.program_id(0)
+    end_item = most_of(counts, 1, site0, site1, site2, out1, out2) * num_blocks
     step = tl.num_programs(0)
     if first < end_item:
         p, b_offset, word, scale, start, end = expand_item(

@@ -31,10 +31,13 @@ from replica.kernels.tuning import (
 
 @dataclass(frozen=True, slots=True)
 class BoundRows:
-    """A step's rows, and for each site and entry the record of its adapter: int64 [num_sites, max_entries, 4]."""
+    """A step's rows, for each site and entry the record of its adapter, int64 [num_sites, max_entries, 4], and for each
+    site how many of them there are, int32 [num_sites, 4]: see `bind.py`.
+    """
 
     rows: RowsView
     records: torch.Tensor
+    counts: torch.Tensor
 
     @property
     def width(self) -> int:
@@ -64,12 +67,13 @@ class LoraKernels:
         """Look up the step's adapters, once for all sites; in a captured graph, a node at its start."""
         tables, num_tiles, num_entries = self._tables, max(1, rows.max_tiles), max(1, rows.max_entries)
         records = torch.empty(self._num_sites, num_entries, 4, dtype=torch.int64, device=rows.words.device)
-        bind_kernel[(self._num_sites, -(-num_tiles // 64))](
-            records, rows.words, rows.capacity, num_tiles, num_entries, self._num_sites,
+        counts = torch.empty(self._num_sites, 4, dtype=torch.int32, device=rows.words.device)
+        bind_kernel[(self._num_sites,)](
+            records, counts, rows.words, rows.capacity, num_tiles, num_entries, self._num_sites,
             tables.a_offsets, tables.b_offsets, tables.ranks, tables.scales,
             BLOCK=64, MOST_PARTS=1 << rows.most_form, num_warps=2,
         )  # fmt: skip
-        return BoundRows(rows, records)
+        return BoundRows(rows, records, counts)
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, bound: BoundRows
@@ -102,8 +106,10 @@ class LoraKernels:
         """scale B A x for each row's adapter, [rows, sum of out] in the dtype of `x`; 0 where a row has none."""
         rows = bound.rows
         cut = shrink_config(rows, len(group.sites), group.in_features, self._num_processors)
-        t = self.shrink(x, group, bound, cut)
-        return self.expand(t, x.dtype, group, bound, expand_config(rows, group.num_out, self._num_processors))
+        d = torch.empty(rows.capacity, group.num_out, dtype=x.dtype, device=x.device)
+        t = self.shrink(x, d, group, bound, cut)
+        self.expand(t, d, group, bound, expand_config(rows, group.num_out, self._num_processors))
+        return d
 
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: ProductConfig | None = None
@@ -128,44 +134,48 @@ class LoraKernels:
         )  # fmt: skip
         return y
 
-    def shrink(self, x: torch.Tensor, group: GroupShape, bound: BoundRows, cut: ShrinkConfig) -> torch.Tensor:
-        """A x in parts: float32 [parts of K, rows, projections * width], to be summed over the parts."""
+    def shrink(
+        self, x: torch.Tensor, d: torch.Tensor, group: GroupShape, bound: BoundRows, cut: ShrinkConfig
+    ) -> torch.Tensor:
+        """A x in parts: float32 [parts of K, rows, projections * width], to be summed over the parts.
+
+        In a step of few rows also sets `d`, [rows, sum of out], to zero where a row has no LoRA.
+        """
         rows, count = bound.rows, len(group.sites)
         assert x.is_contiguous(), "rows lie one after the other"
         assert x.shape == (rows.capacity, group.in_features), (x.shape, rows.capacity, group.in_features)
         split_k = -(-group.in_features // (cut.splits * cut.block_k)) * cut.block_k
         t = torch.empty(cut.splits, rows.capacity, count * bound.width, dtype=torch.float32, device=x.device)
-        shape = (*_three(group.sites), group.in_features, split_k, t.stride(0), t.stride(1), bound.width)
+        shape = (group.in_features, split_k, t.stride(0), t.stride(1), bound.width)
+        sites = _three(group.sites)
         if rows.is_decode:
             num_items = rows.max_entries * count * cut.splits // 2
             decode_shrink_kernel[(min(num_items, cut.num_programs),)](
-                x, t, self._memory, *bound.arguments(), rows.words, rows.max_entries, *shape,
+                x, t, d, self._memory, *bound.arguments(), rows.words, rows.max_entries, *sites,
+                *_three(group.out_features), *shape,
                 P=count, SPLITS=cut.splits, BK=cut.block_k, STAGES=cut.stages, PRECISION=self._precision,
                 num_warps=cut.num_warps, maxnreg=cut.max_registers,
             )  # fmt: skip
             return t
         num_items = rows.max_tiles * count * cut.splits
         prompt_shrink_kernel[(min(num_items, cut.num_programs),)](
-            x, t, self._memory, *bound.arguments(), rows.words, rows.max_tiles, *shape,
+            x, t, self._memory, *bound.arguments(), rows.words, rows.max_tiles, *sites, *shape,
             P=count, SPLITS=cut.splits, R=rows.rank_block, TILE=rows.tile_rows, BK=cut.block_k,
             STAGES=cut.stages, PRECISION=self._precision, num_warps=cut.num_warps,
         )  # fmt: skip
         return t
 
-    def expand(
-        self, t: torch.Tensor, dtype: torch.dtype, group: GroupShape, bound: BoundRows, cut: ExpandConfig
-    ) -> torch.Tensor:
-        """scale B t, [rows, sum of out] in `dtype`, from what `shrink` returned."""
+    def expand(self, t: torch.Tensor, d: torch.Tensor, group: GroupShape, bound: BoundRows, cut: ExpandConfig) -> None:
+        """d = scale B t, from what `shrink` returned and where it left no zeros."""
         rows, outs = bound.rows, _three(group.out_features)
-        d = torch.empty(rows.capacity, group.num_out, dtype=dtype, device=t.device)
-        records = (*bound.arguments(), bound.records.view(torch.float32), rows.words)
+        records = (*bound.arguments(), bound.records.view(torch.float32))
         shape = (*_three(group.sites), *outs, t.stride(0), t.stride(1), bound.width)
         if rows.is_decode:
             assert all(width % 2 == 0 for width in outs), f"a line holds two columns, of {outs}"
-            arguments = (d, t, self._memory, *records, rows.max_entries, *shape)
+            arguments = (d, t, self._memory, *records, bound.counts, rows.max_entries, *shape)
             if rows.most_form < 2:
                 self._expand_lines(arguments, rows, outs, t.shape[0], cut)
-                return d
+                return
             now = self._wide_stream.mark()
             with self._wide_stream.after(now):
                 wide = wide_expand_config(self._num_processors)
@@ -175,15 +185,14 @@ class LoraKernels:
                 )  # fmt: skip
             self._expand_lines(arguments, rows, outs, t.shape[0], cut)
             self._wide_stream.join()
-            return d
+            return
         run = cut.run * cut.block_n
         num_items = rows.max_tiles * sum(-(-width // run) for width in outs)
         prompt_expand_kernel[(min(num_items, cut.num_programs),)](
-            d, t, self._memory, *records, rows.max_tiles, *shape, run,
+            d, t, self._memory, *records, rows.words, rows.max_tiles, *shape, run,
             SPLITS=t.shape[0], R=rows.rank_block, TILE=rows.tile_rows, BN=cut.block_n, STAGES=cut.stages,
             PRECISION=self._precision, num_warps=cut.num_warps, maxnreg=cut.max_registers,
         )  # fmt: skip
-        return d
 
     def _expand_lines(
         self, arguments: tuple[Any, ...], rows: RowsView, outs: tuple[int, ...], splits: int, cut: ExpandConfig

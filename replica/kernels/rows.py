@@ -5,10 +5,9 @@ work of one or more *entries*, all of about the same number of bytes: in a step 
 adapter's largest rank, and 2^form entries, each a part of its columns and ranks. Form 0 is rank 8 or less, 1 is 16, 2
 is 32, and so on. In a step of many rows each tile is one entry.
 
-The words of a step with room for `capacity` rows: a head of `HEAD` words, which are the numbers of tiles and of
-entries, the first entry of a form above 1 and the end of the last one, then four arrays of `capacity` words: the first
-row, the end, the slot (`NONE`: base only) and, in one, the form (`FORM_BITS` bits) and the number of entries before it,
-of each tile.
+The words of a step with room for `capacity` rows: a head of `HEAD` words, of which the first two are the numbers of
+tiles and of entries, then four arrays of `capacity` words: the first row, the end, the slot (`NONE`: base only) and the
+form of each tile.
 """
 
 from collections.abc import Sequence
@@ -129,15 +128,11 @@ def pack_rows(segments: Sequence[RowSegment], capacity: int, out: Words) -> int:
     run_of = np.repeat(np.arange(len(starts)), counts)
     nth = np.arange(len(run_of)) - np.repeat(np.cumsum(counts) - counts, counts)
     firsts = starts[run_of] + nth * tile_rows[run_of]
-    num_entries = 1 << forms[run_of]
-    entries_before = np.cumsum(num_entries) - num_entries
     words[0] = num_tiles = len(run_of)
-    words[1] = num_entries.sum()
-    (wide,) = np.nonzero(forms[run_of] > 1)
-    words[2:4] = (entries_before[wide[0]], entries_before[wide[-1]] + num_entries[wide[-1]]) if len(wide) else (0, 0)
+    words[1] = (1 << forms[run_of]).sum()
     arrays = words[HEAD:].reshape(NUM_ARRAYS, capacity)[:, :num_tiles]
     arrays[0], arrays[1], arrays[2] = firsts, np.minimum(firsts + tile_rows[run_of], ends[run_of]), slots[run_of]
-    arrays[3] = entries_before << FORM_BITS | forms[run_of]
+    arrays[3] = forms[run_of]
     return num_tiles
 
 

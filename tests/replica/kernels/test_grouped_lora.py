@@ -1,5 +1,7 @@
 """The Triton kernels against float64, on skewed segments: interpreted on a CPU, compiled where there is a device."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -28,6 +30,18 @@ GROUPS = [QKV, GATE_UP, DOWN]
 
 SKEWED = [(2, 1), (-1, 2), (0, 9), (1, 1), (3, 3), (-1, 1), (4, 20)]
 MIXED_RANKS = [16, 8, 5, 64, 1]
+
+
+@pytest.fixture(autouse=True)
+def new_memory_is_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernels leave unwritten shows."""
+    empty = torch.empty
+
+    def poisoned(*shape: int, **options: Any) -> torch.Tensor:
+        found = empty(*shape, **options)
+        return found.fill_(float("nan") if found.is_floating_point() else 1 << 30)
+
+    monkeypatch.setattr("replica.kernels.grouped_lora.torch.empty", poisoned)
 
 
 def arena_for(group: GroupShape, ranks: list[int], dtype: torch.dtype, seed: int = 0) -> Arena:
@@ -136,8 +150,10 @@ def test_a_prompt_s_columns_in_longer_runs_are_the_same(run: int) -> None:
     x = random(num_rows, QKV.in_features, dtype=torch.float32)
     kernels = LoraKernels(arena.memory, arena.tables)
     bound = kernels.bind(arena.view(segments, num_rows))
-    t = kernels.shrink(x, QKV, bound, shrink_config(bound.rows, 3, QKV.in_features, 4))
-    one, several = (kernels.expand(t, x.dtype, QKV, bound, ExpandConfig(16, 4, 4, run=each)) for each in (1, run))
+    one, several = torch.empty(2, num_rows, QKV.num_out, device=DEVICE)
+    t = kernels.shrink(x, one, QKV, bound, shrink_config(bound.rows, 3, QKV.in_features, 4))
+    for d, each in ((one, 1), (several, run)):
+        kernels.expand(t, d, QKV, bound, ExpandConfig(16, 4, 4, run=each))
     assert torch.equal(several, one)
     assert distance(several, arena.expected(x, segments, QKV)) < 2e-6
 

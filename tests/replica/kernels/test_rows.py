@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from replica.kernels.rows import (
-    FORM_BITS,
     HEAD,
     MAX_DECODE_ROWS,
     NONE,
@@ -20,14 +19,12 @@ from replica.kernels.rows import (
 
 
 def packed(segments: list[RowSegment], capacity: int) -> tuple[int, int, list[tuple[int, ...]]]:
-    """(tiles, entries, [(first row, end, slot, form, entries before)])."""
+    """(tiles, entries, [(first row, end, slot, form)])."""
     words = np.zeros(num_words(capacity), dtype=np.int32)
     num_tiles = pack_rows(segments, capacity, words)
-    starts, ends, slots, shapes = words[HEAD:].reshape(-1, capacity)[:4, :num_tiles].tolist()
-    forms = [shape & ((1 << FORM_BITS) - 1) for shape in shapes]
-    before = [shape >> FORM_BITS for shape in shapes]
+    tiles = words[HEAD:].reshape(-1, capacity)[:4, :num_tiles].T.tolist()
     assert words[0] == num_tiles
-    return num_tiles, int(words[1]), list(zip(starts, ends, slots, forms, before, strict=True))
+    return num_tiles, int(words[1]), [tuple(tile) for tile in tiles]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +32,7 @@ def packed(segments: list[RowSegment], capacity: int) -> tuple[int, int, list[tu
 )
 def test_form_is_how_often_eight_doubles(rank: int, form: int) -> None:
     assert form_of(rank) == form
-    assert packed([RowSegment(0, 1, 0, rank)], 1) == (1, 1 << form, [(0, 1, 0, form, 0)])
+    assert packed([RowSegment(0, 1, 0, rank)], 1) == (1, 1 << form, [(0, 1, 0, form)])
 
 
 def test_tiles_have_the_rows_of_their_form_and_entries_follow_one_another() -> None:
@@ -44,31 +41,22 @@ def test_tiles_have_the_rows_of_their_form_and_entries_follow_one_another() -> N
         7,
         1 + 2 + 4 + 8 + 1,
         [
-            (0, 1, NONE, 0, 0),
-            (1, 9, 0, 0, 1),
-            (9, 13, 0, 0, 2),
-            (13, 29, 1, 1, 3),
-            (29, 33, 1, 1, 5),
-            (33, 38, 2, 3, 7),
-            (38, 40, NONE, 0, 15),
+            (0, 1, NONE, 0),
+            (1, 9, 0, 0),
+            (9, 13, 0, 0),
+            (13, 29, 1, 1),
+            (29, 33, 1, 1),
+            (33, 38, 2, 3),
+            (38, 40, NONE, 0),
         ],
     )
-
-
-@pytest.mark.parametrize(
-    ("ranks", "wide"), [([16, 8], (0, 0)), ([64], (0, 8)), ([8, 24, 16, 64, 16], (1, 15)), ([16, 17], (2, 6))]
-)
-def test_the_head_tells_between_which_entries_the_large_ranks_are(ranks: list[int], wide: tuple[int, int]) -> None:
-    words = np.zeros(num_words(len(ranks)), dtype=np.int32)
-    pack_rows([RowSegment(row, row + 1, row, rank) for row, rank in enumerate(ranks)], len(ranks), words)
-    assert tuple(words[2:HEAD].tolist()) == wide
 
 
 def test_a_step_of_many_rows_has_an_entry_a_tile() -> None:
     rows = MAX_DECODE_ROWS + 100
     num_tiles, num_entries, tiles = packed([RowSegment(0, 100, 3, 64)], rows)
     assert num_tiles == num_entries == len(tiles)
-    assert [tile[3:] for tile in tiles] == [(0, place) for place in range(num_tiles)]
+    assert {tile[3] for tile in tiles} == {0}
 
 
 @pytest.mark.parametrize("capacity", [3, MAX_DECODE_ROWS + 1])
