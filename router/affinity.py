@@ -23,11 +23,6 @@ def unknown(replica_id: str) -> int:
     return COLD
 
 
-def load_bound(total: int, num_replicas: int, load_factor: float, min_bound: int) -> int:
-    """A replica takes one more request only while its load is below this."""
-    return max(min_bound, math.ceil(load_factor * (total + 1) / num_replicas))
-
-
 class AffinityPolicy:
     """Ranks replicas for an adapter. `update` says what exists; homes are worked out once until it changes."""
 
@@ -100,7 +95,8 @@ class AffinityPolicy:
         `felt` is what is kept even, None for `loads` itself. One of G gateways counts its own requests there, and
         those of others, which it hears of late, as 1 / G each. As wholes, each gateway would make up for the
         imbalance of all others: G - 1 times too much in all, so that bursts swing from one replica to the next. The
-        bound holds all the same: what each keeps below it adds up to the loads, (2 G - 1) / G of them.
+        bound is then kept on the whole: what each keeps below it adds up to (2 G - 1) / G of the loads. What each
+        rounds up, about G / 2 requests a replica, and what is too new to be heard of come on top.
         """
         order, place = self._places(name, loads, frozenset(exclude), standing, felt)
         return [self._ids[i] for i in sorted(order, key=place)]

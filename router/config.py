@@ -17,8 +17,9 @@ class Settings(BaseModel):
 class PlacementConfig(Settings):
     """How far a request may stray from its adapter's home.
 
-    A replica takes a request while its load is below max(min_load_bound, ceil(load_factor * (total + 1) / replicas));
-    at most ceil(home_factor * adapters / replicas) adapters share a home.
+    A replica takes a request while its load is below max(min_load_bound, ceil(load_factor * (total + 1) / replicas)),
+    where each of G gateways counts requests of the others, of which it hears late, as 1 / G each. At most
+    ceil(home_factor * adapters / replicas) adapters share a home.
     """
 
     load_factor: float = Field(default=1.25, ge=1)

@@ -32,6 +32,8 @@ class FleetNews:
 
     def hear(self, pulse: FleetPulse, now_s: float) -> bool:
         """Take the registry's answer; returns whether the plan of homes changed."""
+        # A registry that runs older code does not say it; what it sends is not validated again.
+        self.num_gateways = getattr(pulse, "num_gateways", 1)
         self._heard_at_s = now_s
         if pulse.board_id != self._board_id:
             self._tells_plan = self._plan.epoch > 0
@@ -40,7 +42,6 @@ class FleetNews:
             self._tells_plan = False
         self._board_id, self._seen = pulse.board_id, pulse.seen
         self._others, self._loads = pulse.in_flight, pulse.loads
-        self.num_gateways = max(1, pulse.num_gateways)
         for replica_id, residency in pulse.residency.items():
             self._slots[replica_id] = frozenset(residency.resident)
             self._hosts[replica_id] = frozenset(residency.host_cached)

@@ -141,7 +141,10 @@ class Placement:
         return self._loads.get(replica_id, 0)
 
     def loads(self) -> list[tuple[str, int, int]]:
-        """Replica id, load and the load at which it takes no more, of every replica; any thread may ask."""
+        """Replica id, load and the load at which it takes no more, of every replica; any thread may ask.
+
+        Of several gateways each keeps to it roughly: see `AffinityPolicy.rank`.
+        """
         loads = self._loads
         return [
             (member.replica_id, loads.get(member.replica_id, 0), bound) for member, bound in self._policy.bounds(loads)
@@ -194,9 +197,10 @@ class Placement:
         assert all(load > 0 for load in self._own.values()), f"own {dict(self._own)}"
         assert all(load > 0 for load in self._loads.values()), f"loads {dict(self._loads)}"
         assert self._loads == self._own + self._others_counted, repr(self)
-        for replica_id in self._felt.keys() | self._loads.keys():
+        assert self._felt.keys() == self._loads.keys(), f"felt {self._felt}, {self!r}"
+        for replica_id in self._loads:
             felt = self._own[replica_id] + self._others_counted[replica_id] / self._news.num_gateways
-            assert math.isclose(self._felt.get(replica_id, 0), felt, abs_tol=1e-6), f"felt {self._felt}, {self!r}"
+            assert math.isclose(self._felt[replica_id], felt, abs_tol=1e-6), f"felt {self._felt}, {self!r}"
 
     def _choose(self, name: str | None, exclude: Collection[str], digest: str | None) -> str | None:
         now_s = self._clock()
@@ -224,6 +228,8 @@ class Placement:
             loads[replica_id] -= 1
             if not loads[replica_id]:
                 del loads[replica_id]
+        if replica_id not in self._loads:
+            del self._felt[replica_id]
 
     def _kind(self, name: str | None, replica_id: str) -> Kind:
         if name is None:

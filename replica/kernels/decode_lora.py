@@ -4,8 +4,9 @@ They run beside the base product, which leaves them few multiprocessors, so what
 the way and how few instructions those cost. So a program works on items that all take as many bytes, whatever the
 rank: an adapter of another rank is read as if it had 16 (`form`, see `rows.py`). With rank 8 or less a line of 16
 values holds two columns of B, and A comes as two parts of K; with 32, a line is half a column. The shrink uses the
-matrix units whatever the number of rows, as that takes few registers; the expand sums products where a tile has few
-rows (decode, each another tenant).
+matrix units whatever the number of rows, as that takes few registers; so does the expand of adapters with a rank above
+16, a kernel of its own, as its programs need registers that the others would lack. For others the expand sums products
+where a tile has few rows (decode, each another tenant). What an adapter leaves alone, the shrink sets to zero.
 
 Each value is summed in one order: no atomics, and results do not depend on timing or neighbours. What is computed is
 that of Punica and S-LoRA (arXiv:2310.18547, arXiv:2311.03285).
@@ -52,10 +53,10 @@ def decode_shrink_kernel(
 ):  # fmt: skip
     """t[split, row, p R_MAX + r] = A_p[r] x[row] over one part of K; d[row, columns of p] = 0 where there is no A_p.
 
-    `x` is [rows, K], `t` float32, `d` [rows, columns of all], `words32` the records as int32. The items without rank
-    share the columns that they set to zero. An item is 16 ranks by one of SPLITS parts of K, or 8
-    by two; an entry has half of the parts of K, or all. The projections of an entry are neighbours, so that `x` comes
-    from memory once. Each item's record is on its way while the one before is computed.
+    `x` is [rows, K], `t` float32, `d` [rows, columns of all], `words32` the records as int32. An item is 16 ranks by
+    one of SPLITS parts of K, or 8 by two; an entry has half of the parts of K, or all. Those without rank share the
+    columns that they set to zero. The projections of an entry are neighbours, so that `x` comes from memory once. Each
+    item's record is on its way while the one before is computed.
     """
     ITEMS: tl.constexpr = SPLITS // 2
     num_items = tl.load(words + 1) * (P * ITEMS)
@@ -187,7 +188,7 @@ def _fetch(
     T_SPLIT, T_STRIDE, R_MAX,
     SPLITS: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
-    """(place, width, lines of B [LINES, LINE], parts of the first row's t) of an item with rank 16 or less."""
+    """(first column, width, lines of B [LINES, LINE], parts of the first row's t) of an item with rank 16 or less."""
     rank, form = rank_of(word), form_of(word)
     column, width = _place(item, p, word, num_blocks, blocks0, blocks01, out0, out1, out2, LINES)
     stride = row_of_b(rank)
@@ -202,7 +203,7 @@ def _fetch(
 
 @triton.jit
 def _fetch_wide(item, p, b_offset, word, memory, num_blocks, blocks0, blocks01, out0, out1, out2, LINES: tl.constexpr):
-    """(place, width, lines of B [LINES, LINE]) of an item with a larger rank: a column's lines are neighbours."""
+    """(first column, width, lines of B [LINES, LINE]) of an item with a larger rank, a column's lines together."""
     column, width = _place(item, p, word, num_blocks, blocks0, blocks01, out0, out1, out2, LINES)
     stride, shift = row_of_b(rank_of(word)), tl.maximum(form_of(word) - 1, 0)
     line = tl.arange(0, LINES)
@@ -232,7 +233,7 @@ def decode_expand_kernel(
     one after the other. While it is computed, the B and t of the next one are on their way, and the record of the one
     after.
 
-    `IS_MIXED` says that there may be ranks above 16.
+    Left out are the adapters whose largest rank is above 16; `IS_MIXED` says that there may be any.
     """
     blocks0 = tl.cdiv(out0, 2 * LINES)
     blocks01 = blocks0 + tl.cdiv(out1, 2 * LINES)
@@ -295,10 +296,7 @@ def decode_expand_wide_kernel(
     T_SPLIT, T_STRIDE, R_MAX,
     SPLITS: tl.constexpr, LINES: tl.constexpr, MOST_FORM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The like for ranks above 16.
-
-    A kernel of its own, as its programs need registers that the others would lack if they had as many each.
-    """
+    """The like for the adapters whose largest rank is above 16."""
     tl.static_assert(MOST_FORM <= 5, "a column is 16 lines at most")
     blocks0 = tl.cdiv(out0, 2 * LINES)
     blocks01 = blocks0 + tl.cdiv(out1, 2 * LINES)

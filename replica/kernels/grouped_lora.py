@@ -173,18 +173,11 @@ class LoraKernels:
         if rows.is_decode:
             assert all(width % 2 == 0 for width in outs), f"a line holds two columns, of {outs}"
             arguments = (d, t, self._memory, *records, bound.counts, rows.max_entries, *shape)
-            if rows.most_form < 2:
-                self._expand_lines(arguments, rows, outs, t.shape[0], cut)
-                return
-            now = self._wide_stream.mark()
-            with self._wide_stream.after(now):
-                wide = wide_expand_config(self._num_processors)
-                decode_expand_wide_kernel[(min(_num_items(rows, outs, wide), wide.num_programs),)](
-                    *arguments, SPLITS=t.shape[0], LINES=wide.block_n, MOST_FORM=rows.most_form,
-                    PRECISION=self._precision, num_warps=wide.num_warps, maxnreg=wide.max_registers,
+            with self._wide_ranks(rows, outs, arguments, t.shape[0]):
+                decode_expand_kernel[(min(_num_items(rows, outs, cut), cut.num_programs),)](
+                    *arguments, SPLITS=t.shape[0], LINES=cut.block_n, IS_MIXED=rows.most_form > 1, FEW=FEW_ROWS,
+                    PRECISION=self._precision, num_warps=cut.num_warps, maxnreg=cut.max_registers,
                 )  # fmt: skip
-            self._expand_lines(arguments, rows, outs, t.shape[0], cut)
-            self._wide_stream.join()
             return
         run = cut.run * cut.block_n
         num_items = rows.max_tiles * sum(-(-width // run) for width in outs)
@@ -194,13 +187,22 @@ class LoraKernels:
             PRECISION=self._precision, num_warps=cut.num_warps, maxnreg=cut.max_registers,
         )  # fmt: skip
 
-    def _expand_lines(
-        self, arguments: tuple[Any, ...], rows: RowsView, outs: tuple[int, ...], splits: int, cut: ExpandConfig
-    ) -> None:
-        decode_expand_kernel[(min(_num_items(rows, outs, cut), cut.num_programs),)](
-            *arguments, SPLITS=splits, LINES=cut.block_n, IS_MIXED=rows.most_form > 1, FEW=FEW_ROWS,
-            PRECISION=self._precision, num_warps=cut.num_warps, maxnreg=cut.max_registers,
-        )  # fmt: skip
+    @contextmanager
+    def _wide_ranks(
+        self, rows: RowsView, outs: tuple[int, ...], arguments: tuple[Any, ...], splits: int
+    ) -> Iterator[None]:
+        """Expand ranks above 16, where there may be any, beside what is launched inside."""
+        if rows.most_form < 2:
+            yield
+            return
+        cut = wide_expand_config(self._num_processors)
+        with self._wide_stream.after(self._wide_stream.mark()):
+            decode_expand_wide_kernel[(min(_num_items(rows, outs, cut), cut.num_programs),)](
+                *arguments, SPLITS=splits, LINES=cut.block_n, MOST_FORM=rows.most_form,
+                PRECISION=self._precision, num_warps=cut.num_warps, maxnreg=cut.max_registers,
+            )  # fmt: skip
+        yield
+        self._wide_stream.join()
 
 
 def _num_items(rows: RowsView, outs: Sequence[int], cut: ExpandConfig) -> int:

@@ -394,10 +394,10 @@ class DeviceRunner:
 def warm_up_sizes(max_rows: int) -> list[int]:
     """Numbers of rows that together take every kernel there is for steps of up to `max_rows`."""
     doubled = [MAX_DECODE_ROWS << times for times in range(max_rows.bit_length())]
-    # A product is compiled for whole blocks, for multiples of 16, for one row, and for any number.
+    # A product is compiled for whole blocks, for multiples of 16, and for any number.
     whole = [sum(rows) for rows in PRODUCT_ROWS]
-    of_products = {1, *(num_rows - 1 for num_rows in whole), *range(16, whole[-1] + 1, 16)}
-    return sorted({min(num_rows, max_rows) for num_rows in (WARM_UP_ROWS, *of_products, *doubled)})
+    of_products = {max_rows - 1, *(num_rows - 1 for num_rows in whole), *range(16, whole[-1] + 1, 16)}
+    return sorted({max(2, min(num_rows, max_rows)) for num_rows in (WARM_UP_ROWS, *of_products, *doubled)})
 
 
 def _put_rows(host: HostWords, table: PageTable, token_ids: torch.Tensor) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.affinity import AffinityPolicy, Member, load_bound
+from router.affinity import AffinityPolicy, Member
 from router.config import PlacementConfig
 from router.errors import NoReplica
 from router.homes import rooms
@@ -132,9 +132,9 @@ def test_bounds_are_of_one_moment_though_replicas_leave_meanwhile() -> None:
 
 def test_load_bound_is_never_below_one_in_a_large_idle_fleet() -> None:
     """100 replicas and 3 requests in flight: a rounded-down mean would make every replica look full."""
-    assert load_bound(3, 100, load_factor=1.0, min_bound=1) == 1
     made = policy(100, load_factor=1.0, min_bound=1)
     loads = {"r1": 1, "r2": 1, "r3": 1}
+    assert made.bound(loads, [f"r{index}" for index in range(100)]) == 1
     assert loads.get(made.rank("some-name", loads)[0], 0) == 0
 
 

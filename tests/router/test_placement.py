@@ -1,5 +1,6 @@
 """Placement over what a gateway hears of the fleet: others' loads, residency, plans of homes, stopping replicas."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -34,6 +35,7 @@ class Bench:
         resident: dict[str, tuple[str, ...]] | None = None,
         cached: dict[str, tuple[str, ...]] | None = None,
         num_homes: dict[str, int] | None = None,
+        num_gateways: int = 1,
     ) -> list[tuple[str, str]]:
         members = [member.replica_id for member in self.placement.policy.members]
         plan = None
@@ -48,7 +50,15 @@ class Bench:
         }
         loads = dict.fromkeys(members, ReplicaLoad())
         return self.placement.hear(
-            FleetPulse(board_id="b", seen=1, plan=plan, in_flight=in_flight or {}, loads=loads, residency=residency)
+            FleetPulse(
+                board_id="b",
+                seen=1,
+                plan=plan,
+                in_flight=in_flight or {},
+                num_gateways=num_gateways,
+                loads=loads,
+                residency=residency,
+            )
         )
 
     def home(self, name: str) -> str:
@@ -70,6 +80,25 @@ def test_load_of_other_gateways_sends_a_request_elsewhere_until_the_news_is_stal
     bench.now_s = 3.5
     assert bench.placement.place("tenant-1").replica_id == home
     bench.placement.check_integrity()
+
+
+def test_loads_that_are_felt_follow_the_news() -> None:
+    """Whatever is heard between: more gateways, fewer, none, and nothing for so long that the news is stale."""
+    bench = Bench(news_stale_s=3.0)
+    leases = [bench.placement.place(name) for name in NAMES[:9]]
+    for num_gateways, in_flight in ((3, {"r0": 9, "gone": 2}), (2, {"r1": 4}), (1, {}), (5, {"r0": 1})):
+        bench.hear(in_flight=in_flight, num_gateways=num_gateways)
+        bench.placement.check_integrity()
+        leases.append(bench.placement.place(None))
+        leases.pop(0).release()
+        bench.placement.check_integrity()
+    bench.now_s = 60.0
+    leases.append(bench.placement.place("tenant-1"))
+    bench.placement.check_integrity()
+    for lease in leases:
+        lease.release()
+    bench.placement.check_integrity()
+    assert bench.placement.loads() == [(f"r{index}", 0, 16) for index in range(4)]
 
 
 def test_news_about_others_leaves_own_leases_alone() -> None:
@@ -219,6 +248,8 @@ members = st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=1, max_size=8).map
     stands=st.lists(st.sampled_from([IN_SLOT, IN_HOST, COLD]), min_size=8, max_size=8),
     num_homes=st.integers(1, 9),
     min_bound=st.integers(1, 12),
+    others=st.lists(st.integers(0, 40), min_size=8, max_size=8),
+    num_gateways=st.integers(1, 9),
 )
 def test_choice_is_the_first_of_the_ranking_and_under_the_bound(
     members: list[Member],
@@ -228,26 +259,31 @@ def test_choice_is_the_first_of_the_ranking_and_under_the_bound(
     stands: list[int],
     num_homes: int,
     min_bound: int,
+    others: list[int],
+    num_gateways: int,
 ) -> None:
     policy = AffinityPolicy(1.5, min_bound, 1.1)
     policy.update(NAMES, members, Demand(None, {NAMES[0]: num_homes}))
-    load = {f"r{i}": count for i, count in enumerate(loads)}
+    load = {f"r{i}": mine + other for i, (mine, other) in enumerate(zip(loads, others, strict=True))}
+    felt = {f"r{i}": mine + other / num_gateways for i, (mine, other) in enumerate(zip(loads, others, strict=True))}
     excluded = {f"r{i}" for i in exclude}
 
     def standing(replica_id: str) -> int:
         return stands[int(replica_id[1:])]
 
-    ranked = policy.rank(name, load, excluded, standing)
+    ranked = policy.rank(name, load, excluded, standing, felt)
     left = {member.replica_id: member.weight for member in members if member.replica_id not in excluded}
     assert sorted(ranked) == sorted(left)
-    chosen = policy.choose(name, load, excluded, standing)
+    chosen = policy.choose(name, load, excluded, standing, felt)
     assert chosen == (ranked[0] if ranked else None)
     if chosen is None:
         return
     if name is None:
-        assert load[chosen] / left[chosen] == min(load[i] / left[i] for i in left)
-    else:
-        assert load[chosen] < policy.bound(load, left.keys(), left[chosen])
+        assert felt[chosen] / left[chosen] == min(felt[i] / left[i] for i in left)
+        return
+    whole = sum(left.values())
+    share = math.ceil(1.5 * (math.fsum(felt[i] for i in left) + 1) * (left[chosen] / whole))
+    assert load[chosen] < min_bound or felt[chosen] < share
 
 
 @settings(max_examples=60, deadline=None)
