@@ -65,7 +65,12 @@ class RandomOrder:
         self._random = random.Random(seed)
 
     def choose(
-        self, name: str | None, loads: Mapping[str, int], exclude: Iterable[str] = (), standing: Any = None
+        self,
+        name: str | None,
+        loads: Mapping[str, int],
+        exclude: Iterable[str] = (),
+        standing: Any = None,
+        felt: Mapping[str, float] | None = None,
     ) -> str | None:
         order = [member for member in self._members if member not in set(exclude)]
         return self._random.choice(order) if order else None

@@ -33,8 +33,9 @@ def bind_kernel(
     """records[site, entry], int64 [num_sites, max_entries, 4]; those behind the last entry are not written.
 
     At each site the entries with a rank come first; those without, of tiles that have no adapter or whose adapter
-    leaves the site alone, are the last ones. counts[site], int32 [num_sites, 4]: how many have a rank, and the end of
-    the last one of a form above 1, and as 1 << 30 less it where the first one begins. Grid: (sites,).
+    leaves the site alone, are the last ones. counts[site], int32 [num_sites, 4]: how many have a rank, the end of the
+    last one of a form above 1, and FAR less where the first one begins, so that of sites the largest of each counts.
+    Grid: (sites,).
     """
     site = tl.program_id(0)
     num_tiles = tl.minimum(tl.load(words), max_tiles)

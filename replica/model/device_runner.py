@@ -178,6 +178,8 @@ class DeviceRunner:
                 self.is_compiled = try_compiled(self.layers, lambda: self._warm_up(WARM_UP_ROWS, NoAttention()))
             for num_rows in warm_up_sizes(limits.max_rows):
                 self._warm_up(num_rows)
+            for num_rows in product_sizes(limits.max_rows) if self.device.type == "cuda" else ():
+                self._warm_up(num_rows, ranks=WARM_UP_RANKS[:1])
             compile_s = watch.seconds()
             watch = Stopwatch(self.device)
             if self._prompt_graphs is not None:
@@ -356,7 +358,9 @@ class DeviceRunner:
         logits: torch.Tensor = out.logits[0]
         return logits
 
-    def _warm_up(self, num_rows: int, attention: LayerAttention | None = None) -> None:
+    def _warm_up(
+        self, num_rows: int, attention: LayerAttention | None = None, ranks: Sequence[int] = WARM_UP_RANKS
+    ) -> None:
         """Steps of prompts in the spare block, without adapters and as if with adapters of several ranks.
 
         Kernels are compiled for each form and block of ranks, so one rank of each will do; none is read, as the slot's
@@ -366,9 +370,9 @@ class DeviceRunner:
         kinds: list[tuple[LoraSegment, ...]] = [()]
         if self._adapters is not None:
             words, most = self._buffers.views["lora"], self._adapters.max_rank
-            views = [RowsView(words, num_rows, 1, min(rank, most)) for rank in WARM_UP_RANKS]
-            ranks = {(rows.most_form, rows.rank_block): rows.max_rank for rows in views}
-            kinds += [(LoraSegment(0, num_rows, 0, NoPairs(rank)),) for rank in ranks.values()]
+            views = [RowsView(words, num_rows, 1, min(rank, most)) for rank in ranks]
+            chosen = {(rows.most_form, rows.rank_block): rows.max_rank for rows in views}
+            kinds += [(LoraSegment(0, num_rows, 0, NoPairs(rank)),) for rank in chosen.values()]
         for segments in kinds:
             self._any_step(
                 ForwardBatch(
@@ -392,12 +396,16 @@ class DeviceRunner:
 
 
 def warm_up_sizes(max_rows: int) -> list[int]:
-    """Numbers of rows that together take every kernel there is for steps of up to `max_rows`."""
+    """Numbers of rows that together take every kernel of LoRA there is for steps of up to `max_rows`."""
     doubled = [MAX_DECODE_ROWS << times for times in range(max_rows.bit_length())]
-    # A product is compiled for whole blocks, for multiples of 16, and for any number.
+    return sorted({min(num_rows, max_rows) for num_rows in (WARM_UP_ROWS, *doubled)})
+
+
+def product_sizes(max_rows: int) -> list[int]:
+    """The like for products: they are compiled for whole blocks, for multiples of 16, and for any number of rows."""
     whole = [sum(rows) for rows in PRODUCT_ROWS]
-    of_products = {max_rows - 1, *(num_rows - 1 for num_rows in whole), *range(16, whole[-1] + 1, 16)}
-    return sorted({max(2, min(num_rows, max_rows)) for num_rows in (WARM_UP_ROWS, *of_products, *doubled)})
+    sizes = {max_rows - 1, max_rows, *(num_rows - 1 for num_rows in whole), *range(16, whole[-1] + 1, 16)}
+    return sorted({max(2, min(num_rows, max_rows)) for num_rows in sizes if num_rows <= whole[-1]})
 
 
 def _put_rows(host: HostWords, table: PageTable, token_ids: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from replica.kernels.rows import MAX_DECODE_ROWS, RowsView
 from replica.kernels.tuning import product_config, shrink_config
 from replica.model.base_model import BaseModel
 from replica.model.batch import LoraPair
-from replica.model.device_runner import Adapters, StepLimits, warm_up_sizes
+from replica.model.device_runner import Adapters, StepLimits, product_sizes
 from replica.model.paged_attention import KVCache
 from replica.model.projections import GroupFollower, GroupLeader, Stash
 from tests.replica.model.conftest import ModelFolder
@@ -233,4 +233,5 @@ def test_the_product_of_any_number_of_rows_is_compiled_at_start(num_out: int, in
         cut = product_config(num_rows, num_out, in_features, 132)
         return cut, cut is not None and (num_rows == cut.block_m + cut.more, num_rows % 16 == 0)
 
-    assert {compiled(rows) for rows in range(2, max_rows + 1)} <= {compiled(size) for size in warm_up_sizes(max_rows)}
+    sizes = [*product_sizes(max_rows), max_rows]
+    assert {compiled(rows) for rows in range(2, max_rows + 1)} <= {compiled(size) for size in sizes}
