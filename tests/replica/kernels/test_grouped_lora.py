@@ -107,7 +107,7 @@ def test_linear_equals_float64_on_skewed_segments(group: GroupShape, dtype: torc
 
 @pytest.mark.parametrize("group", [QKV, DOWN], ids=["qkv", "down"])
 def test_linear_with_every_row_another_tenant(group: GroupShape) -> None:
-    ranks = [16, 8, 24, 3, 64] * 4
+    ranks = [16, 8, 24, 3, 64] * 2
     arena = arena_for(group, ranks, torch.float32)
     segments = arena.segments([(slot, 1) for slot in range(len(ranks))])
     x = random(len(ranks), group.in_features, dtype=torch.float32)
@@ -171,8 +171,7 @@ def test_room_for_larger_ranks_changes_no_bit_of_others(num_base_rows: int) -> N
     assert torch.equal(found[0], found[2])
 
 
-@pytest.mark.parametrize("many", [3, 21, 510], ids=["few rows", "many rows", "prompt"])
-@pytest.mark.parametrize("first", [[64, 8, 20], [0, 64, 0]])
+@pytest.mark.parametrize(("first", "many"), [([64, 8, 20], 3), ([64, 8, 20], 21), ([64, 8, 20], 510), ([0, 64, 0], 5)])
 def test_delta_of_an_adapter_whose_ranks_differ_between_projections(first: list[int], many: int) -> None:
     arena = Arena([first, [3, 40, 16]], 192, [96, 32, 32], torch.float32, DEVICE)
     segments = arena.segments([(0, 1), (1, 2), (0, many)])
