@@ -42,27 +42,23 @@ class Fleet:
         for gateway in self._gateways:
             gateway.update(self._names, [replica_record(index) for index in range(num_replicas)])
         self._told: list[Counter[str]] = [Counter() for _ in self._gateways]
-        self._mine: list[Counter[str]] = [Counter() for _ in self._gateways]
         self._next_pulse_s = [self._draw.random() * PULSE_S for _ in self._gateways]
 
     def burst(self) -> int:
         """The largest number of requests on a replica."""
-        leases: list[tuple[int, PlacementLease]] = []
+        leases: list[PlacementLease] = []
         for index in range(self._num_requests):
             self._pass(self._now_s + self._draw.random() * 1.5e-3)
-            place = self._draw.randrange(len(self._gateways))
-            lease = self._gateways[place].place(self._names[index % len(self._names)])
-            self._mine[place][lease.replica_id] += 1
-            leases.append((place, lease))
-        rows = Counter(lease.replica_id for _, lease in leases)
+            gateway = self._gateways[self._draw.randrange(len(self._gateways))]
+            leases.append(gateway.place(self._names[index % len(self._names)]))
+        rows = Counter(lease.replica_id for lease in leases)
         ends = []
-        for place, lease in leases:
+        for lease in leases:
             took_s = NUM_STEPS * (6.2e-3 + 0.03e-3 * rows[lease.replica_id])
-            ends.append((self._now_s + took_s + self._draw.random() * 0.01, place, lease))
-        for ends_s, place, lease in sorted(ends, key=lambda end: end[0]):
+            ends.append((self._now_s + took_s + self._draw.random() * 0.01, lease))
+        for ends_s, lease in sorted(ends, key=lambda end: end[0]):
             self._pass(ends_s)
             lease.release()
-            self._mine[place][lease.replica_id] -= 1
         self._pass(self._now_s + 0.05)
         return max(rows.values())
 
@@ -71,7 +67,7 @@ class Fleet:
         while min(self._next_pulse_s) <= until_s:
             place = self._next_pulse_s.index(min(self._next_pulse_s))
             self._now_s = self._next_pulse_s[place]
-            self._told[place] = +self._mine[place]
+            self._told[place] = Counter(self._gateways[place].pulse(str(place)).in_flight)
             others = sum((told for other, told in enumerate(self._told) if other != place), Counter[str]())
             told = {"in_flight": dict(others), "num_gateways": self._told_gateways}
             self._gateways[place].hear(

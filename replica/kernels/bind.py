@@ -136,6 +136,14 @@ def shrink_item(
 
 
 @triton.jit
+def blocks_of(out0, out1, out2, size):
+    """(blocks of `size` columns of the first projection, of the first two, of all)."""
+    blocks0 = tl.cdiv(out0, size)
+    blocks01 = blocks0 + tl.cdiv(out1, size)
+    return blocks0, blocks01, blocks01 + tl.cdiv(out2, size)
+
+
+@triton.jit
 def expand_item(item, num_items, records, words32, floats, max_entries, num_blocks, blocks0, blocks01, s0, s1, s2):
     """(projection, offset of B in units, word, scale, first row, end) of an expand's item; rank 0 beyond the last."""
     exists = item < num_items

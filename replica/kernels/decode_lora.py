@@ -21,6 +21,7 @@ import triton.language as tl
 from replica.kernels.bind import (
     FAR,
     UNIT,
+    blocks_of,
     expand_item,
     form_of,
     most_of,
@@ -235,9 +236,7 @@ def decode_expand_kernel(
 
     Left out are the adapters whose largest rank is above 16; `IS_MIXED` says that there may be any.
     """
-    blocks0 = tl.cdiv(out0, 2 * LINES)
-    blocks01 = blocks0 + tl.cdiv(out1, 2 * LINES)
-    num_blocks = blocks01 + tl.cdiv(out2, 2 * LINES)
+    blocks0, blocks01, num_blocks = blocks_of(out0, out1, out2, 2 * LINES)
     num_out = out0 + out1 + out2
     num_items = most_of(counts, 0, site0, site1, site2, out1, out2) * num_blocks
     first = tl.program_id(0)
@@ -298,9 +297,7 @@ def decode_expand_wide_kernel(
 ):  # fmt: skip
     """The like for the adapters whose largest rank is above 16."""
     tl.static_assert(MOST_FORM <= 5, "a column is 16 lines at most")
-    blocks0 = tl.cdiv(out0, 2 * LINES)
-    blocks01 = blocks0 + tl.cdiv(out1, 2 * LINES)
-    num_blocks = blocks01 + tl.cdiv(out2, 2 * LINES)
+    blocks0, blocks01, num_blocks = blocks_of(out0, out1, out2, 2 * LINES)
     num_out = out0 + out1 + out2
     first = (FAR - most_of(counts, 2, site0, site1, site2, out1, out2)) * num_blocks + tl.program_id(0)
     end_item = most_of(counts, 1, site0, site1, site2, out1, out2) * num_blocks

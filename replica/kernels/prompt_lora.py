@@ -13,7 +13,7 @@ A tile is one entry, of form 0 and part 0, so that a record's word is the rank.
 import triton
 import triton.language as tl
 
-from replica.kernels.bind import UNIT, expand_item, pick, row_of_b, shrink_item, sum_parts
+from replica.kernels.bind import UNIT, blocks_of, expand_item, pick, row_of_b, shrink_item, sum_parts
 
 
 @triton.jit
@@ -99,9 +99,7 @@ def prompt_expand_kernel(
     blocks of BN columns, and the B of a block is on its way while the one before is computed. Rows of B lie so many
     elements apart as the rank in steps of eight, so that loads are 16 bytes wide; what fills a row up is zero.
     """
-    blocks0 = tl.cdiv(out0, run)
-    blocks01 = blocks0 + tl.cdiv(out1, run)
-    num_blocks = blocks01 + tl.cdiv(out2, run)
+    blocks0, blocks01, num_blocks = blocks_of(out0, out1, out2, run)
     num_out = out0 + out1 + out2
     num_items = tl.load(words) * num_blocks
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):

@@ -30,12 +30,10 @@ def largest_loads(num_gateways: int, told_gateways: int, seed: int) -> list[int]
             others = sum(before, Counter[str]()) - mine
             told = {"in_flight": dict(others), "num_gateways": told_gateways}
             gateway.hear(FleetPulse(board_id="b", seen=1, plan=None, loads={}, residency={}, **told))
-        before = [Counter() for _ in gateways]
-        leases = []
-        for index in range(NUM_REQUESTS):
-            place = draw.randrange(num_gateways)
-            leases.append(gateways[place].place(NAMES[index % len(NAMES)]))
-            before[place][leases[-1].replica_id] += 1
+        leases = [
+            gateways[draw.randrange(num_gateways)].place(NAMES[index % len(NAMES)]) for index in range(NUM_REQUESTS)
+        ]
+        before = [Counter(gateway.pulse("g").in_flight) for gateway in gateways]
         found.append(max(Counter(lease.replica_id for lease in leases).values()))
         for lease in leases:
             lease.release()

@@ -12,15 +12,10 @@ from replica.kernels.groups import GroupShape
 from replica.kernels.rows import MAX_DECODE_ROWS, RowSegment, RowsView
 from replica.kernels.tuning import ExpandConfig, shrink_config
 from tests.replica.kernels.adapters_in_arena import Arena
+from tests.replica.kernels.on_any_device import DEVICE, HALF, NUMPY_WARNINGS, distance, random
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
-]
-"""Triton's interpreter runs on numpy, which warns of what the interpreter does."""
+pytestmark = NUMPY_WARNINGS
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter has no bfloat16
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 2e-3}
 
 QKV = GroupShape((0, 1, 2), (96, 32, 32), 192)
@@ -51,10 +46,6 @@ def arena_for(group: GroupShape, ranks: list[int], dtype: torch.dtype, seed: int
     return Arena(table, group.in_features, list(group.out_features), dtype, DEVICE, seed)
 
 
-def random(*shape: int, dtype: torch.dtype, seed: int = 7) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
-
-
 def run(
     arena: Arena, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: GroupShape, view: RowsView
 ) -> torch.Tensor:
@@ -76,10 +67,6 @@ def delta_of(arena: Arena, x: torch.Tensor, group: GroupShape, view: RowsView) -
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     y = x.cpu().double() @ weight.cpu().double().T
     return y if bias is None else y + bias.cpu().double()
-
-
-def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.cpu().double() - expected).norm() / expected.norm())
 
 
 def num_rows_of(lengths: list[tuple[int, int]]) -> int:

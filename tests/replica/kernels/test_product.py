@@ -8,15 +8,10 @@ pytest.importorskip("triton")
 from replica.kernels.grouped_lora import LoraKernels
 from replica.kernels.tuning import MOST_BY_ROWS, PRODUCT_ROWS, ProductConfig
 from tests.replica.kernels.adapters_in_arena import Arena
+from tests.replica.kernels.on_any_device import DEVICE, HALF, NUMPY_WARNINGS, distance, random
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
-]
-"""Triton's interpreter runs on numpy, which warns of what the interpreter does."""
+pytestmark = NUMPY_WARNINGS
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter has no bfloat16
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 1e-3}
 FEW_PROCESSORS = 4
 
@@ -28,14 +23,6 @@ def kernels() -> LoraKernels:
     found = LoraKernels(arena.memory, arena.tables)
     found._num_processors = FEW_PROCESSORS
     return found
-
-
-def random(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
-
-
-def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.cpu().double() - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize(
