@@ -55,5 +55,6 @@ def test_two_halves_are_the_same_every_time(kernels: LoraKernels, rows: tuple[in
 
 def test_more_blocks_than_there_are_turns_for_are_an_error(kernels: LoraKernels) -> None:
     x, weight = random(4, 64, dtype=HALF, seed=1), random(1088, 64, dtype=HALF, seed=2)
+    kernels._turns = torch.zeros(16, dtype=torch.int32, device=DEVICE)
     with pytest.raises(AssertionError, match="17 blocks"):
         kernels.product(x, weight, None, ProductConfig(128, 64, 64, 2, 4, parts=2))
