@@ -22,10 +22,11 @@ from replica.adapters.host_cache import HostCache
 from replica.adapters.host_memory import HostMemory
 from replica.adapters.image_reader import ImageReader
 from replica.adapters.keeper import Keeper
-from replica.adapters.loader import ImageLoader
+from replica.adapters.loader import ImageLoader, Reader
 from replica.adapters.misses import MissPath
 from replica.adapters.node_store import NodeStore
 from replica.adapters.read_ahead import ReadAhead
+from replica.adapters.read_process import ReadProcesses
 from replica.adapters.residents import Resident, Residents
 from replica.adapters.slots import SlotArena
 from replica.adapters.stats import SOURCES, CacheStats, LoadObserver, LoadTimes
@@ -122,7 +123,7 @@ class AdapterCache:
         host: HostCache,
         planner: ImagePlanner,
         residents: Residents,
-        reader: ImageReader,
+        reader: Reader,
         workers: Workers,
         clock: Callable[[], float],
         times: LoadTimes,
@@ -170,7 +171,7 @@ class AdapterCache:
             host=HostCache(HostMemory(config.host_bytes, pin=on_gpu), clock),
             planner=ImagePlanner(sites, dtype, budgets),
             residents=Residents(arena, GreedyDualPolicy(16 * config.max_slots, 64 * config.max_slots)),
-            reader=ImageReader(config.num_read_threads or (READ_THREADS if on_gpu else 1)),
+            reader=_reader(config, sites, dtype, min(budgets.arena_bytes, budgets.host_bytes), on_gpu),
             workers=workers or Workers.start(config.num_load_threads),
             clock=clock,
             times=LoadTimes(observer),
@@ -373,3 +374,11 @@ class AdapterCache:
         failed = sum(lease.error is not None for lease in self._leases)
         assert ready == self._residents.num_pins(), repr(self)
         assert ready + waiting + failed == len(self._leases), repr(self)
+
+
+def _reader(
+    config: AdapterCacheConfig, sites: Sequence[Site], dtype: torch.dtype, most_bytes: int, on_gpu: bool
+) -> Reader:
+    num_threads = config.num_read_threads or (READ_THREADS if on_gpu else 1)
+    is_apart = on_gpu if config.read_in_processes is None else config.read_in_processes
+    return ReadProcesses(sites, dtype, num_threads, most_bytes) if is_apart else ImageReader(num_threads)

@@ -17,9 +17,9 @@ from typing import Protocol
 from registry.types import AdapterManifest
 from replica.adapters.fit import ImagePlanner
 from replica.adapters.host_cache import HostCache
-from replica.adapters.image_reader import ImageReader
+from replica.adapters.host_memory import HostBlock
 from replica.adapters.stats import LoadTimes, Source
-from replica.adapters.weights import AdapterImage
+from replica.adapters.weights import AdapterImage, ImageLayout
 from replica.errors import AdapterUnavailable, ReplicaError, UnknownAdapter
 
 _logger = logging.getLogger(__name__)
@@ -39,6 +39,18 @@ class AdapterFiles(Protocol):
     def open(self, digest: str) -> Path: ...
 
     def reading(self, manifest: AdapterManifest) -> AbstractContextManager[Path]: ...
+
+
+class Reader(Protocol):
+    """From files to images, in this process or in others. Safe from any thread."""
+
+    def read(
+        self, path: Path, manifest: AdapterManifest, layout: ImageLayout, block: HostBlock | None = None
+    ) -> AdapterImage: ...
+
+    def expect(self, path: Path) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +87,7 @@ class ImageLoader:
         files: AdapterFiles,
         host: HostCache,
         planner: ImagePlanner,
-        reader: ImageReader,
+        reader: Reader,
         readers: Executor,
         fetchers: Executor,
         times: LoadTimes,

@@ -1,0 +1,172 @@
+"""What does reading an adapter take from the steps beside it? By threads of this process, and by processes.
+
+    python -m benchmarks.read_stalls [--rounds 5] [--seconds 4]
+
+The host's part of a decode step as a GPU replica has it, 60 small operations that each let go of the interpreter's lock
+and take it again, then 4 ms in which the device computes. Beside it adapters of rank 16 on all projections of
+Llama-3.1-8B (84 MB, 448 tensors, page cache warm) are read one after the other, 50 ms between them.
+"""
+
+import argparse
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu_fleet import AdapterFolder, LinkSource
+from benchmarks.provenance import save
+from registry.types import ModuleKind
+from replica.adapters.fit import Budgets, ImagePlanner
+from replica.adapters.host_memory import HostMemory
+from replica.adapters.image_reader import ImageReader
+from replica.adapters.loader import Reader
+from replica.adapters.read_process import ReadProcesses
+from replica.model.batch import Site
+
+HIDDEN, KV, INNER, NUM_LAYERS = 4096, 1024, 14336, 32
+SHAPES = {
+    "self_attn.q_proj": (HIDDEN, HIDDEN),
+    "self_attn.k_proj": (HIDDEN, KV),
+    "self_attn.v_proj": (HIDDEN, KV),
+    "self_attn.o_proj": (HIDDEN, HIDDEN),
+    "mlp.gate_proj": (HIDDEN, INNER),
+    "mlp.up_proj": (HIDDEN, INNER),
+    "mlp.down_proj": (INNER, HIDDEN),
+}
+RANK, NUM_ADAPTERS = 16, 3
+NUM_OPERATIONS = 60
+DEVICE_S, PAUSE_S = 0.004, 0.05
+
+
+@dataclass(frozen=True)
+class Base:
+    """What an adapter's files are made from."""
+
+    sites: tuple[Site, ...]
+    dtype: torch.dtype = torch.bfloat16
+
+
+def llama() -> Base:
+    names = [(f"model.layers.{layer}.{name}", shape) for layer in range(NUM_LAYERS) for name, shape in SHAPES.items()]
+    kind = ModuleKind.LINEAR
+    return Base(tuple(Site(index, path, *shape, kind) for index, (path, shape) in enumerate(names)))
+
+
+class Loads:
+    """Adapters that are read again and again, as the loader does it: parse the manifest, plan, read into its place."""
+
+    def __init__(self, folder: Path, base: Base) -> None:
+        files = AdapterFolder(folder, base, RANK, LinkSource())  # type: ignore[arg-type]
+        manifests = [files.make(index) for index in range(NUM_ADAPTERS)]
+        self._texts = [manifest.model_dump_json() for manifest in manifests]
+        self._paths = [folder / f"{index}.safetensors" for index in range(NUM_ADAPTERS)]
+        self._planner = ImagePlanner(base.sites, base.dtype, Budgets(RANK, 1 << 40, 1 << 40, 1 << 40))
+        self._manifest_type = type(manifests[0])
+        self.num_bytes = self._planner.plan(manifests[0]).num_bytes
+        block = HostMemory(self.num_bytes, pin=False).allocate(self.num_bytes)
+        assert block is not None
+        self._block = block
+
+    def read(self, reader: Reader, index: int) -> None:
+        manifest = self._manifest_type.model_validate_json(self._texts[index % NUM_ADAPTERS])
+        layout = self._planner.plan(manifest)
+        reader.read(self._paths[index % NUM_ADAPTERS], manifest, layout, self._block)
+
+    @contextmanager
+    def beside(self, reader: Reader | None) -> Iterator[list[float]]:
+        """Inside, adapters are read; the list has the milliseconds that each took."""
+        took_ms: list[float] = []
+        is_over = threading.Event()
+
+        def read_all(reader: Reader) -> None:
+            while not is_over.wait(PAUSE_S):
+                started_s = time.perf_counter()
+                self.read(reader, len(took_ms))
+                took_ms.append(1e3 * (time.perf_counter() - started_s))
+
+        if reader is None:
+            yield took_ms
+            return
+        thread = threading.Thread(target=read_all, args=(reader,))
+        thread.start()
+        try:
+            yield took_ms
+        finally:
+            is_over.set()
+            thread.join()
+
+
+def host_parts(seconds: float) -> list[float]:
+    """Milliseconds of the host's part of each step."""
+    small, found = torch.zeros(8), []
+    end_s = time.perf_counter() + seconds
+    while time.perf_counter() < end_s:
+        time.sleep(DEVICE_S)
+        started_s = time.perf_counter()
+        for _ in range(NUM_OPERATIONS):
+            small.add_(1)
+        found.append(1e3 * (time.perf_counter() - started_s))
+    return found
+
+
+def measure(
+    loads: Loads, readers: Sequence[tuple[str, Reader | None]], rounds: int, seconds: float
+) -> list[dict[str, object]]:
+    """Round by round, each reader in turn."""
+    parts: dict[str, list[float]] = {name: [] for name, _ in readers}
+    reads: dict[str, list[float]] = {name: [] for name, _ in readers}
+    for _ in range(rounds):
+        for name, reader in readers:
+            with loads.beside(reader) as took_ms:
+                parts[name] += host_parts(seconds)
+            reads[name] += took_ms
+    return [{"read by": name, **_summary(parts[name], reads[name])} for name, _ in readers]
+
+
+def _summary(parts_ms: list[float], reads_ms: list[float]) -> dict[str, object]:
+    cuts = statistics.quantiles(parts_ms, n=100)
+    return {
+        "steps": len(parts_ms),
+        "host_ms_mean": round(statistics.mean(parts_ms), 3),
+        "host_ms_p90": round(cuts[89], 3),
+        "host_ms_p99": round(cuts[98], 3),
+        "loads": len(reads_ms),
+        "load_ms_median": round(statistics.median(reads_ms), 1) if reads_ms else None,
+    }
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    base = llama()
+    with tempfile.TemporaryDirectory() as name:
+        loads = Loads(Path(name), base)
+        apart = ReadProcesses(base.sites, base.dtype, 8, loads.num_bytes)
+        try:
+            loads.read(apart, 0)
+            readers: tuple[tuple[str, Reader | None], ...] = (
+                ("nobody", None),
+                ("one thread", ImageReader(1)),
+                ("8 threads", ImageReader(8)),
+                ("8 threads of another process", apart),
+            )
+            rows = measure(loads, readers, options.rounds, options.seconds)
+        finally:
+            apart.close()
+    for row in rows:
+        print(row)
+    save("read_stalls", __doc__, vars(options), rows)
+
+
+if __name__ == "__main__":
+    main()

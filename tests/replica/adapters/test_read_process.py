@@ -1,0 +1,212 @@
+"""Reading by other processes: the same images and errors as in this one, whatever becomes of the processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from replica.adapters import read_process
+from replica.adapters.files import BytesChanged
+from replica.adapters.host_memory import HostBlock
+from replica.adapters.image_reader import ImageReader
+from replica.adapters.read_process import ReadProcesses
+from replica.adapters.weights import AdapterImage, ImageLayout, plan_layout
+from replica.errors import AdapterUnavailable
+from tests.replica.adapters.made import SITES, Made, make_adapter
+from tests.replica.adapters.test_cache import bench
+
+DTYPE = torch.bfloat16
+BY_PATH = {site.path: site for site in SITES}
+AREA_BYTES = 1 << 20
+ADAPTERS = [
+    make_adapter(seed, rank=rank, dtype=dtype)
+    for seed, (rank, dtype) in enumerate([(8, "F32"), (3, "BF16"), (16, "F16"), (64, "BF16"), (5, "F32")])
+]
+
+
+def layout_of(made: Made) -> ImageLayout:
+    return plan_layout(made.manifest, BY_PATH, DTYPE)
+
+
+def put(made: Made, folder: Path) -> Path:
+    path = folder / made.digest
+    path.write_bytes(made.blob)
+    return path
+
+
+def read(reader: ReadProcesses | ImageReader, made: Made, path: Path) -> AdapterImage:
+    layout = layout_of(made)
+    used = HostBlock(torch.full((layout.num_bytes,), 0xFF, dtype=torch.uint8))
+    return reader.read(path, made.manifest, layout, used)
+
+
+def same(image: AdapterImage, other: AdapterImage) -> bool:
+    return torch.equal(image.data.view(torch.int16), other.data.view(torch.int16))
+
+
+def pids(reader: ReadProcesses) -> list[int]:
+    return [lane._process.pid for lane in reader._lanes]
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(numbers: list[int], limit_s: float = 20.0) -> None:
+    end_s = time.monotonic() + limit_s
+    while any(is_there(pid) for pid in numbers):
+        assert time.monotonic() < end_s, numbers
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[ReadProcesses]:
+    made = ReadProcesses(SITES, DTYPE, num_threads=2, area_bytes=AREA_BYTES)
+    yield made
+    made.close()
+
+
+def test_images_are_those_that_this_process_reads(reader: ReadProcesses, tmp_path: Path) -> None:
+    for made in ADAPTERS:
+        path = put(made, tmp_path)
+        reader.expect(path)
+        image = read(reader, made, path)
+        assert same(image, read(ImageReader(), made, path)), made
+        assert image.digest == made.digest
+        assert 0 < image.convert_share < 1
+
+
+def test_more_readers_than_processes_get_their_own_images(reader: ReadProcesses, tmp_path: Path) -> None:
+    paths = {made.digest: put(made, tmp_path) for made in ADAPTERS}
+    alone = {made.digest: read(ImageReader(), made, paths[made.digest]) for made in ADAPTERS}
+    with ThreadPoolExecutor(6) as threads:
+        images = list(threads.map(lambda made: read(reader, made, paths[made.digest]), ADAPTERS * 12))
+    assert all(same(image, alone[image.digest]) for image in images)
+
+
+def test_errors_are_those_of_this_process(reader: ReadProcesses, tmp_path: Path) -> None:
+    made, infinite = ADAPTERS[0], make_adapter(9, fill=float("inf"))
+    path = put(made, tmp_path)
+    path.write_bytes(made.blob[:-1] + bytes([made.blob[-1] ^ 1]))
+    cases = [(made, path), (made, tmp_path / "missing"), (infinite, put(infinite, tmp_path))]
+    for adapter, file in cases:
+        with pytest.raises(AdapterUnavailable) as here:
+            read(ImageReader(), adapter, file)
+        with pytest.raises(AdapterUnavailable) as there:
+            read(reader, adapter, file)
+        assert type(there.value) is type(here.value)
+        assert there.value.message == here.value.message
+    with pytest.raises(BytesChanged):
+        read(reader, made, path)
+    reader.expect(tmp_path / "missing")
+    path = put(ADAPTERS[1], tmp_path)
+    assert same(read(reader, ADAPTERS[1], path), read(ImageReader(), ADAPTERS[1], path))
+
+
+def test_a_killed_process_is_replaced_and_the_read_comes_through(reader: ReadProcesses, tmp_path: Path) -> None:
+    made = ADAPTERS[3]
+    path, before = put(made, tmp_path), pids(reader)
+    alone = read(ImageReader(), made, path)
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    wait_until_gone(before)
+    reader.expect(path)
+    with ThreadPoolExecutor(4) as threads:
+        images = list(threads.map(lambda _: read(reader, made, path), range(8)))
+    assert all(same(image, alone) for image in images)
+    assert set(pids(reader)) != set(before)
+
+
+def test_a_process_killed_amid_a_read_is_replaced(reader: ReadProcesses, tmp_path: Path) -> None:
+    """A pipe instead of a file: the process waits for its first bytes until it is killed."""
+    made = ADAPTERS[0]
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    alone = read(ImageReader(), made, put(made, tmp_path))
+    with ThreadPoolExecutor(1) as threads:
+        before = pids(reader)
+        waiting = threads.submit(read, reader, made, path)
+        while reader._idle.qsize() == len(reader._lanes):
+            time.sleep(0.01)
+        (busy,) = (lane for lane in reader._lanes if lane not in list(reader._idle.queue))
+        path.unlink()
+        put(made, tmp_path).rename(path)
+        os.kill(busy._process.pid, signal.SIGKILL)
+        assert same(waiting.result(timeout=30), alone)
+    assert sum(pid not in before for pid in pids(reader)) == 1
+
+
+def test_processes_that_end_at_once_are_an_error_of_the_adapter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(read_process, "NUM_PROCESSES", 1)
+    monkeypatch.setattr(read_process, "_WORKER", "raise SystemExit(3)")
+    broken = ReadProcesses(SITES, DTYPE, num_threads=1, area_bytes=AREA_BYTES)
+    path = put(ADAPTERS[0], tmp_path)
+    try:
+        with pytest.raises(AdapterUnavailable, match="the process that reads it ended, and so did the next one"):
+            read(broken, ADAPTERS[0], path)
+        broken.expect(path)
+        monkeypatch.undo()
+        assert same(read(broken, ADAPTERS[0], path), read(ImageReader(), ADAPTERS[0], path))
+    finally:
+        broken.close()
+
+
+def test_a_large_image_leaves_no_more_memory_than_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(read_process, "NUM_PROCESSES", 1)
+    monkeypatch.setattr(read_process, "_KEPT_BYTES", kept := 1 << 16)
+    reader = ReadProcesses(SITES, DTYPE, num_threads=1, area_bytes=AREA_BYTES)
+    small, large = ADAPTERS[1], ADAPTERS[3]
+    sizes = [layout_of(made).num_bytes for made in (small, large)]
+    assert sizes[0] < kept < sizes[1], sizes
+    try:
+        for made, most in ((small, sizes[0] + 4096), (large, kept), (small, kept)):
+            read(reader, made, put(made, tmp_path))
+            taken = [os.fstat(lane._memory).st_blocks * 512 for lane in reader._lanes]
+            assert 0 < max(taken) <= most, (taken, most)
+    finally:
+        reader.close()
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    code = (
+        "import sys, time, torch\n"
+        "from replica.adapters.read_process import ReadProcesses\n"
+        "from tests.replica.adapters.made import SITES\n"
+        "reader = ReadProcesses(SITES, torch.float32, 1, 1 << 20)\n"
+        "print(*(lane._process.pid for lane in reader._lanes), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout:
+        numbers = [int(number) for number in parent.stdout.readline().split()]
+    assert len(numbers) == 2
+    assert all(is_there(pid) for pid in numbers)
+    parent.kill()
+    parent.wait()
+    wait_until_gone(numbers)
+
+
+def test_a_cache_reads_by_processes_and_ends_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(read_process, "NUM_PROCESSES", 1)
+    made = [make_adapter(seed) for seed in range(3)]
+    with bench(tmp_path, max_slots=2, read_in_processes=True) as fleet:
+        reader = fleet.cache._reader
+        assert isinstance(reader, ReadProcesses)
+        started = pids(reader)
+        fleet.stage(*made)
+        fleet.use(*made, *made)
+        assert fleet.cache.stats().loads["node"] == len(made)
+    assert not any(is_there(pid) for pid in started)
