@@ -1,17 +1,18 @@
-"""Adapters read by processes of their own, so that no step waits for the interpreter's lock while one is read.
+"""Adapters read by processes of their own, so that steps do not stand in line for the interpreter's lock meanwhile.
 
 A process reads into memory that it shares with the replica; from there the bytes go to their place in the host cache
 in few large copies, during which the lock is free. Page-locked memory cannot be shared as easily: it would have to do
 without huge pages.
 """
 
+import logging
 import os
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from mmap import MADV_REMOVE, mmap
 from multiprocessing.connection import Connection
@@ -27,8 +28,10 @@ from replica.adapters.host_memory import HostBlock
 from replica.adapters.read_worker import ReadAnswer, ReadRequest, WorkerSetup
 from replica.adapters.tensor_file import bytes_of
 from replica.adapters.weights import AdapterImage, ImageLayout
-from replica.errors import AdapterUnavailable
+from replica.errors import AdapterUnavailable, OutOfMemory
 from replica.model.batch import Site
+
+_logger = logging.getLogger(__name__)
 
 NUM_PROCESSES = 2
 """While one waits for the disk, the other compares digests."""
@@ -38,22 +41,26 @@ _NUM_COPIERS = 4
 _KEPT_BYTES = 256 << 20
 """What an area keeps of its memory after a larger image."""
 
-_CLOSE_TIMEOUT_S = 5.0
-
 
 class ReadProcesses:
-    """Reads as `ImageReader` does, each adapter with `num_threads` threads of another process. Safe from any thread.
+    """Reads as `ImageReader` does, each adapter with `num_threads` threads of another process.
 
-    `area_bytes` is the size of the largest image; of that memory each process takes what its images need.
+    `area_bytes` is the size of the largest image; of so much memory each process takes what its images need. `read`
+    and `expect` are safe from any thread. Raises OutOfMemory when the processes cannot be started.
     """
 
     def __init__(self, sites: Sequence[Site], dtype: torch.dtype, num_threads: int, area_bytes: int) -> None:
-        setup = WorkerSetup(tuple(sites), dtype, num_threads, area_bytes)
-        self._lanes = [_Lane(setup) for _ in range(NUM_PROCESSES)]
+        setup = WorkerSetup(tuple(sites), dtype, num_threads, max(1, area_bytes))
+        self._lanes: list[_Lane] = []
         self._idle: LifoQueue[_Lane] = LifoQueue()
-        for lane in self._lanes:
-            self._idle.put(lane)
         self._copiers = ThreadPoolExecutor(_NUM_COPIERS, "adapter-move")
+        try:
+            for _ in range(NUM_PROCESSES):
+                self._lanes.append(_Lane(setup))
+                self._idle.put(self._lanes[-1])
+        except OSError as error:
+            self.close()
+            raise OutOfMemory(f"the processes that read adapters cannot be started: {error}") from error
 
     def __repr__(self) -> str:
         return f"ReadProcesses({self._lanes}, {self._idle.qsize()} idle)"
@@ -61,34 +68,42 @@ class ReadProcesses:
     def read(
         self, path: Path, manifest: AdapterManifest, layout: ImageLayout, block: HostBlock | None = None
     ) -> AdapterImage:
-        """As `ImageReader.read`; raises AdapterUnavailable also when the process ended, and ended once more."""
+        """As `ImageReader.read`; raises AdapterUnavailable also when its process ended, and then the next one."""
         if block is None:
             block = HostBlock(torch.empty(layout.num_bytes, dtype=torch.uint8))
+        request = ReadRequest(path.absolute(), manifest.model_dump_json())
         lane = self._idle.get()
         try:
-            answer = lane.read(ReadRequest(path, manifest.model_dump_json()))
+            answer = lane.read(request)
             if answer.error is not None:
                 raise answer.error
             self._move(lane.area[: layout.num_bytes], bytes_of(block.data)[: layout.num_bytes])
-        finally:
             lane.shrink(layout.num_bytes)
+        finally:
             self._idle.put(lane)
         return AdapterImage(manifest.digest, layout, block.data.view(layout.dtype), block, answer.convert_share)
 
     def expect(self, path: Path) -> None:
-        """As `ImageReader.expect`."""
-        self._lanes[0].expect(path)
+        """As `ImageReader.expect`: does not wait, and is of no consequence."""
+        any(lane.expect(path.absolute()) for lane in self._lanes)
 
     def close(self) -> None:
+        """End the processes, and with an error what they read. Idempotent."""
         for lane in self._lanes:
             lane.close()
         self._copiers.shutdown(wait=True)
 
     def _move(self, source: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8]) -> None:
-        share = -(-len(source) // _NUM_COPIERS)
+        """Returns, or raises, when nothing of it runs on any more."""
+        share = max(1, -(-len(source) // _NUM_COPIERS))
         starts = range(0, len(source), share)
-        for _ in self._copiers.map(lambda at: np.copyto(target[at : at + share], source[at : at + share]), starts):
-            pass
+        moves = [
+            self._copiers.submit(np.copyto, target[start : start + share], source[start : start + share])
+            for start in starts
+        ]
+        wait(moves)
+        for move in moves:
+            move.result()
 
 
 class _Lane:
@@ -96,62 +111,95 @@ class _Lane:
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
-        self._memory = os.memfd_create("adapter")
-        os.truncate(self._memory, setup.area_bytes)
-        self._map = mmap(self._memory, setup.area_bytes)
-        self.area: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+        self._is_closed = False
         self._lock = threading.Lock()
-        self._start()
+        self._file = os.fdopen(os.memfd_create("adapter"), "r+b", buffering=0)
+        try:
+            self._file.truncate(setup.area_bytes)
+            self._map = mmap(self._file.fileno(), setup.area_bytes)
+            self.area: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+            self._start()
+        except BaseException:
+            self._file.close()
+            raise
 
     def __repr__(self) -> str:
-        return f"process {self._process.pid}"
+        return f"process {self._process.pid}{'' if self._process.returncode is None else ', ended'}"
 
     def read(self, request: ReadRequest) -> ReadAnswer:
         """Have the process read into `area`; one that has ended, as when the kernel is short of memory, is replaced."""
         for _ in range(2):
-            with suppress(EOFError, OSError):
+            try:
                 self._requests.send(request)
                 answer: ReadAnswer = self._requests.recv()
+            except BaseException as error:
+                self._restart()  # an answer that is still to come would be taken for the next request's
+                if not isinstance(error, EOFError | OSError):
+                    raise
+            else:
                 return answer
-            self._restart()
         raise AdapterUnavailable(f"{request.path.name}: the process that reads it ended, and so did the next one")
 
-    def expect(self, path: Path) -> None:
-        with self._lock, suppress(OSError):
-            self._expected.send(path)
+    def expect(self, path: Path) -> bool:
+        """False when the process has ended, or does not listen."""
+        with suppress(OSError):
+            return self._expected.send(os.fsencode(path), socket.MSG_DONTWAIT) > 0
+        return False
 
     def shrink(self, num_bytes: int) -> None:
         """Give back what the last image took of the area, beyond what is kept."""
         if num_bytes > _KEPT_BYTES:
-            self._map.madvise(MADV_REMOVE, _KEPT_BYTES)
+            self._give_back(_KEPT_BYTES)
 
     def close(self) -> None:
-        self._stop()
-        os.close(self._memory)
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._stop()
+                self._file.close()
+                self._give_back(0)
+
+    def _give_back(self, start: int) -> None:
+        """The memory of the area from there on, where the kernel can do that."""
+        with suppress(OSError):
+            self._map.madvise(MADV_REMOVE, start)
 
     def _start(self) -> None:
-        (ours, theirs), (told, heard) = socket.socketpair(), socket.socketpair()
-        given = (theirs.fileno(), heard.fileno(), self._memory)
-        with theirs, heard:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _WORKER, *map(str, given)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=given,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-            )
-        self._requests, self._expected = Connection(ours.detach()), Connection(told.detach())
-        self._requests.send(self._setup)
+        requests, theirs = socket.socketpair()
+        self._expected, heard = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        given = (theirs.fileno(), heard.fileno(), self._file.fileno())
+        self._requests = Connection(requests.detach())
+        try:
+            with theirs, heard:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _WORKER, *map(str, given)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=given,
+                    process_group=0,  # what a terminal sends to its group is for the replica to act on
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+                )
+            self._requests.send(self._setup)
+        except BaseException:
+            self._hang_up()
+            raise
 
     def _restart(self) -> None:
         with self._lock:
+            if self._is_closed:
+                raise AdapterUnavailable("the replica is closed")
             self._stop()
-            self._start()
+            code = self._process.returncode
+            _logger.warning("a process that reads adapters ended with %s; another takes its place", code)
+            try:
+                self._start()
+            except OSError as error:
+                raise AdapterUnavailable(f"no process that reads adapters can be started: {error}") from error
 
     def _stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         self._requests.close()
         self._expected.close()
-        try:
-            self._process.wait(_CLOSE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()

@@ -1,10 +1,10 @@
 """A process that reads adapters for a replica, which `read_process` starts.
 
-It ends when the replica closes its end of the connection, or is gone.
+It ends when the replica closes its end of the sockets or is gone, whatever it is doing then.
 """
 
 import os
-import signal
+import socket
 import sys
 import threading
 from contextlib import suppress
@@ -23,6 +23,8 @@ from replica.adapters.weights import plan_layout
 from replica.errors import AdapterUnavailable, ReplicaError
 from replica.model.batch import Site
 
+MAX_PATH_BYTES = 1 << 16
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
@@ -36,9 +38,10 @@ class WorkerSetup:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
+    """`manifest` is JSON: pickling the model would cost the replica more."""
+
     path: Path
     manifest: str
-    """JSON: to parse it is the worker's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +75,22 @@ class ReadWorker:
         except Exception as error:
             return ReadAnswer(error=AdapterUnavailable(f"{request.path.name} cannot be read: {error!r}"))
 
-    def expect(self, path: Path) -> None:
-        self._reader.expect(path)
+    def expect_all(self, paths: socket.socket) -> None:
+        """Have the disk begin with each file that is named, until nobody is there to name one."""
+        while path := paths.recv(MAX_PATH_BYTES):
+            with suppress(OSError):
+                self._reader.expect(Path(os.fsdecode(path)))
+        os._exit(0)
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; the replica decides
     torch.set_num_threads(1)
     requests, expected, area = (int(argument) for argument in sys.argv[1:])
-    with Connection(requests) as connection:
-        setup: WorkerSetup = connection.recv()
-        worker = ReadWorker(setup, mmap(area, setup.area_bytes))
-        os.close(area)
-        threading.Thread(target=_expect, args=(worker, Connection(expected)), daemon=True).start()
-        with suppress(EOFError, ConnectionError):
-            while True:
-                connection.send(worker.read(connection.recv()))
-    os._exit(0)  # the other threads may be anywhere, and nothing is left to be done
-
-
-def _expect(worker: ReadWorker, connection: Connection) -> None:
+    connection = Connection(requests)
+    setup: WorkerSetup = connection.recv()
+    worker = ReadWorker(setup, mmap(area, setup.area_bytes))
+    threading.Thread(target=worker.expect_all, args=(socket.socket(fileno=expected),), daemon=True).start()
     with suppress(EOFError, ConnectionError):
         while True:
-            worker.expect(connection.recv())
+            connection.send(worker.read(connection.recv()))
+    os._exit(0)  # the other threads may be anywhere, and nothing is left to be done

@@ -121,12 +121,23 @@ def product_config(num_rows: int, num_out: int, in_features: int, num_processors
     block_m, more = next(rows for rows in PRODUCT_ROWS if num_rows <= sum(rows))
     is_narrow, is_wide = num_out <= 32 * num_processors, num_out > 64 * num_processors
     if num_rows > MOST_BY_ROWS:
-        return None if is_wide else ProductConfig(block_m, 64, 128, 4, 4, more, 2 if is_narrow else 1)
+        return _product_by_columns(num_rows, block_m, more, in_features, is_narrow, is_wide)
     if is_narrow:
         return ProductConfig(block_m, 32, 128, 6 if in_features < LONG_PRODUCT else 7, 4)
     if num_out > MOST_ROUNDS * 128 * num_processors:
         return None
     return ProductConfig(block_m, 128, 128, 4, 4) if is_wide else ProductConfig(block_m, 64, 128, 5, 4)
+
+
+def _product_by_columns(
+    num_rows: int, block_m: int, more: int, in_features: int, is_narrow: bool, is_wide: bool
+) -> ProductConfig | None:
+    """Smaller blocks of K where the rows' own take much of a processor, which LoRA's programs need too."""
+    if is_wide:
+        return ProductConfig(block_m, 256, 64, 4, 8) if num_rows == block_m == 128 else None
+    if is_narrow and block_m == 128:
+        return ProductConfig(block_m, 64, 64, 5 if in_features < LONG_PRODUCT else 7, 4, parts=2)
+    return ProductConfig(block_m, 64, 128, 4, 4, more, 2 if is_narrow else 1)
 
 
 def fit_product(cut: ProductConfig, itemsize: int, shared_bytes: int) -> ProductConfig | None:

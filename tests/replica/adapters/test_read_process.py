@@ -1,5 +1,6 @@
 """Reading by other processes: the same images and errors as in this one, whatever becomes of the processes."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -7,7 +8,10 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,11 +22,12 @@ from replica.adapters.host_memory import HostBlock
 from replica.adapters.image_reader import ImageReader
 from replica.adapters.read_process import ReadProcesses
 from replica.adapters.weights import AdapterImage, ImageLayout, plan_layout
-from replica.errors import AdapterUnavailable
+from replica.errors import AdapterUnavailable, OutOfMemory
 from tests.replica.adapters.made import SITES, Made, make_adapter
 from tests.replica.adapters.test_cache import bench
 
 DTYPE = torch.bfloat16
+ROOT = Path(__file__).parents[3]
 BY_PATH = {site.path: site for site in SITES}
 AREA_BYTES = 1 << 20
 ADAPTERS = [
@@ -173,30 +178,128 @@ def test_a_large_image_leaves_no_more_memory_than_is_kept(monkeypatch: pytest.Mo
     try:
         for made, most in ((small, sizes[0] + 4096), (large, kept), (small, kept)):
             read(reader, made, put(made, tmp_path))
-            taken = [os.fstat(lane._memory).st_blocks * 512 for lane in reader._lanes]
+            taken = [os.fstat(lane._file.fileno()).st_blocks * 512 for lane in reader._lanes]
             assert 0 < max(taken) <= most, (taken, most)
     finally:
         reader.close()
 
 
-def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+START = """
+import sys, threading, time, torch
+from pathlib import Path
+from replica.adapters.read_process import ReadProcesses
+from tests.replica.adapters.made import SITES, make_adapter
+from tests.replica.adapters.test_read_process import layout_of
+reader = ReadProcesses(SITES, torch.bfloat16, 1, 1 << 20)
+print(*(lane._process.pid for lane in reader._lanes), flush=True)
+"""
+
+
+@contextmanager
+def started(code: str, **options: Any) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
+    """A Python process that reads by processes, and theirs."""
+    process = subprocess.Popen([sys.executable, "-c", START + code], stdout=subprocess.PIPE, text=True, **options)
+    assert process.stdout is not None
+    try:
+        numbers = [int(number) for number in process.stdout.readline().split()]
+        assert len(numbers) == 2
+        yield process, numbers
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_processes_end_with_the_one_that_started_them_also_amid_a_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     code = (
-        "import sys, time, torch\n"
-        "from replica.adapters.read_process import ReadProcesses\n"
-        "from tests.replica.adapters.made import SITES\n"
-        "reader = ReadProcesses(SITES, torch.float32, 1, 1 << 20)\n"
-        "print(*(lane._process.pid for lane in reader._lanes), flush=True)\n"
+        f"made, pipe = make_adapter(0), Path({str(pipe)!r})\n"
+        "threading.Thread(target=reader.read, args=(pipe, made.manifest, layout_of(made)), daemon=True).start()\n"
         "time.sleep(600)\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    with parent.stdout:
-        numbers = [int(number) for number in parent.stdout.readline().split()]
-    assert len(numbers) == 2
-    assert all(is_there(pid) for pid in numbers)
-    parent.kill()
-    parent.wait()
-    wait_until_gone(numbers)
+    with started(code) as (parent, numbers):
+        descriptor = os.open(pipe, os.O_WRONLY)  # opens when the other end does
+        try:
+            assert all(is_there(pid) for pid in numbers)
+            parent.kill()
+            wait_until_gone(numbers)
+        finally:
+            os.close(descriptor)
+
+
+def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path) -> None:
+    for name in ("queue", "torch", "replica"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('another module')\n")
+    code = (
+        "path, made = Path('file'), make_adapter(0)\n"
+        "path.write_bytes(made.blob)\n"
+        "print(reader.read(path, made.manifest, layout_of(made)).digest == made.digest)\n"
+        "reader.close()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
+    with started(code, cwd=tmp_path, env=environment) as (parent, _):
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "True\n"
+        assert parent.wait(timeout=30) == 0
+
+
+def test_closing_ends_a_read_and_is_idempotent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(read_process, "NUM_PROCESSES", 1)
+    reader, made, pipe = ReadProcesses(SITES, DTYPE, num_threads=1, area_bytes=AREA_BYTES), ADAPTERS[0], tmp_path / "p"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(read, reader, made, pipe)
+        descriptor = os.open(pipe, os.O_WRONLY)
+        reader.close()
+        os.close(descriptor)
+        with pytest.raises(AdapterUnavailable, match="closed"):
+            waiting.result(timeout=30)
+    with (tmp_path / "other").open("wb") as other:
+        reader.close()
+        other.write(b"still open")
+    with pytest.raises(AdapterUnavailable, match="closed"):
+        read(reader, made, put(made, tmp_path))
+    reader.expect(pipe)
+    assert not any(is_there(pid) for pid in pids(reader))
+
+
+def test_an_interrupted_read_leaves_no_answer_to_the_next(reader: ReadProcesses, tmp_path: Path) -> None:
+    first, second = ADAPTERS[0], ADAPTERS[1]
+    path, other = put(first, tmp_path), put(second, tmp_path)
+    for lane in reader._lanes:
+        receive = lane._requests.recv
+        with patch.object(lane._requests, "recv", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            lane.read(read_process.ReadRequest(path, first.manifest.model_dump_json()))
+        assert lane._requests.recv != receive, "the process was replaced"
+    alone = read(ImageReader(), second, other)
+    assert all(same(read(reader, second, other), alone) for _ in reader._lanes)
+
+
+def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, running, before = subprocess.Popen, list[Any](), os.listdir("/proc/self/fd")
+
+    def start_one(*args: Any, **options: Any) -> Any:
+        if running:
+            raise BlockingIOError("no more processes")
+        running.append(start(*args, **options))
+        return running[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start_one)
+    with pytest.raises(OutOfMemory, match="no more processes"):
+        ReadProcesses(SITES, DTYPE, num_threads=1, area_bytes=AREA_BYTES)
+    assert not is_there(running[0].pid)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_folder_as_a_path_does_not_stop_reading_ahead(reader: ReadProcesses, tmp_path: Path) -> None:
+    """Nor do more paths than a process takes in at once."""
+    for _ in range(2000):
+        reader.expect(tmp_path / "file" / "below")
+    made = ADAPTERS[2]
+    assert same(read(reader, made, put(made, tmp_path)), read(ImageReader(), made, tmp_path / made.digest))
+    assert all(lane.expect(tmp_path) for lane in reader._lanes)
 
 
 def test_a_cache_reads_by_processes_and_ends_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
