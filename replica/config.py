@@ -65,7 +65,7 @@ class AdapterCacheConfig(Settings):
     num_read_threads: int | None = Field(default=None, ge=1, le=64)
     """Threads that share the reading of one adapter; when omitted, 8 on CUDA and 1 on a CPU."""
     read_in_processes: bool | None = None
-    """Whether processes of their own read adapters, so that steps keep the interpreter; when omitted, on CUDA."""
+    """Whether processes of their own read adapters, not threads beside the steps; when omitted, on CUDA."""
     failure_ttl_s: float = Field(default=10.0, ge=0)
     drain_after_s: float = Field(default=1.0, ge=0)
     """How long an adapter waits for a slot while others are in constant use, before one of them takes no more work."""
