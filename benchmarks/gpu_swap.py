@@ -260,7 +260,7 @@ def gaps(fleet: Fleet, replica: Replica) -> list[dict[str, Any]]:
 def _gaps_while(
     fleet: Fleet, replica: Replica, steady: Sequence[str], others: Sequence[str], before: Callable[[str], None]
 ) -> list[float]:
-    """The others come one after the other, as long as the streams run; `before` each, its adapter is seen to."""
+    """The others come one after the other, as long as the streams run; `before` is told each one's adapter first."""
     work, streams = fleet.work, Recorder()
     for index in range(work.num_streams):
         prompt = fleet.prompt(work.num_prompt)

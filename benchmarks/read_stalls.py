@@ -1,9 +1,9 @@
 """What does reading an adapter take from the steps beside it? By threads of this process, and by processes.
 
-    python -m benchmarks.read_stalls [--rounds 5] [--seconds 4]
+    python -m benchmarks.read_stalls [--rounds 5] [--duration-s 4]
 
-The host's part of a decode step as a GPU replica has it, 60 small operations that each let go of the interpreter's lock
-and take it again, then 4 ms in which the device computes. Beside it adapters of rank 16 on all projections of
+The host's part of a decode step, imitated: 60 small operations that each let go of the interpreter's lock and take it
+again, then 4 ms in which the device would compute. Beside it adapters of rank 16 on all projections of
 Llama-3.1-8B (84 MB, 448 tensors, page cache warm) are read one after the other, 50 ms between them.
 """
 
@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,10 +102,10 @@ class Loads:
             thread.join()
 
 
-def host_parts(seconds: float) -> list[float]:
+def host_parts_ms(duration_s: float) -> list[float]:
     """Milliseconds of the host's part of each step."""
     small, found = torch.zeros(8), []
-    end_s = time.perf_counter() + seconds
+    end_s = time.perf_counter() + duration_s
     while time.perf_counter() < end_s:
         time.sleep(DEVICE_S)
         started_s = time.perf_counter()
@@ -116,17 +116,17 @@ def host_parts(seconds: float) -> list[float]:
 
 
 def measure(
-    loads: Loads, readers: Sequence[tuple[str, Reader | None]], rounds: int, seconds: float
+    loads: Loads, readers: Sequence[tuple[str, Reader | None]], rounds: int, duration_s: float
 ) -> list[dict[str, object]]:
     """Round by round, each reader in turn."""
-    parts: dict[str, list[float]] = {name: [] for name, _ in readers}
-    reads: dict[str, list[float]] = {name: [] for name, _ in readers}
+    parts_ms: dict[str, list[float]] = {name: [] for name, _ in readers}
+    reads_ms: dict[str, list[float]] = {name: [] for name, _ in readers}
     for _ in range(rounds):
         for name, reader in readers:
             with loads.beside(reader) as took_ms:
-                parts[name] += host_parts(seconds)
-            reads[name] += took_ms
-    return [{"read by": name, **_summary(parts[name], reads[name])} for name, _ in readers]
+                parts_ms[name] += host_parts_ms(duration_s)
+            reads_ms[name] += took_ms
+    return [{"read by": name, **_summary(parts_ms[name], reads_ms[name])} for name, _ in readers]
 
 
 def _summary(parts_ms: list[float], reads_ms: list[float]) -> dict[str, object]:
@@ -145,24 +145,21 @@ def main() -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--duration-s", type=float, default=4.0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     base = llama()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as opened:
         loads = Loads(Path(name), base)
-        apart = ReadProcesses(base.sites, base.dtype, 8, loads.num_bytes)
-        try:
-            loads.read(apart, 0)
-            readers: tuple[tuple[str, Reader | None], ...] = (
-                ("nobody", None),
-                ("one thread", ImageReader(1)),
-                ("8 threads", ImageReader(8)),
-                ("8 threads of another process", apart),
-            )
-            rows = measure(loads, readers, options.rounds, options.seconds)
-        finally:
-            apart.close()
+        threads = opened.enter_context(closing(ImageReader(8)))
+        processes = opened.enter_context(closing(ReadProcesses(base.sites, base.dtype, 8, loads.num_bytes)))
+        readers: tuple[tuple[str, Reader | None], ...] = (
+            ("nobody", None),
+            ("one thread", ImageReader(1)),
+            ("8 threads", threads),
+            ("8 threads of another process", processes),
+        )
+        rows = measure(loads, readers, options.rounds, options.duration_s)
     for row in rows:
         print(row)
     save("read_stalls", __doc__, vars(options), rows)

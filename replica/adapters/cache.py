@@ -161,17 +161,23 @@ class AdapterCache:
     ) -> "AdapterCache":
         """Take the arena and the host memory, and start the load threads. `dtype` is the base model's.
 
-        Raises OutOfMemory when either cannot be had.
+        Raises OutOfMemory when either cannot be had, and AdapterUnavailable when no process can be had to read.
         """
         on_gpu = device.type == "cuda"
         arena = SlotArena(config.max_slots, config.arena_bytes, len(sites), device, dtype)
         budgets = Budgets(config.max_rank, arena.num_bytes, config.host_bytes, store.max_bytes)
+        host = HostCache(HostMemory(config.host_bytes, pin=on_gpu), clock)
+        try:
+            reader = _reader(config, sites, dtype, min(budgets.arena_bytes, budgets.host_bytes), on_gpu)
+        except BaseException:
+            host.close()
+            raise
         return cls(
             store=store,
-            host=HostCache(HostMemory(config.host_bytes, pin=on_gpu), clock),
+            host=host,
             planner=ImagePlanner(sites, dtype, budgets),
             residents=Residents(arena, GreedyDualPolicy(16 * config.max_slots, 64 * config.max_slots)),
-            reader=_reader(config, sites, dtype, min(budgets.arena_bytes, budgets.host_bytes), on_gpu),
+            reader=reader,
             workers=workers or Workers.start(config.num_load_threads),
             clock=clock,
             times=LoadTimes(observer),
@@ -377,8 +383,8 @@ class AdapterCache:
 
 
 def _reader(
-    config: AdapterCacheConfig, sites: Sequence[Site], dtype: torch.dtype, most_bytes: int, on_gpu: bool
+    config: AdapterCacheConfig, sites: Sequence[Site], dtype: torch.dtype, largest_image_bytes: int, on_gpu: bool
 ) -> Reader:
     num_threads = config.num_read_threads or (READ_THREADS if on_gpu else 1)
-    is_apart = on_gpu if config.read_in_processes is None else config.read_in_processes
-    return ReadProcesses(sites, dtype, num_threads, most_bytes) if is_apart else ImageReader(num_threads)
+    in_processes = on_gpu if config.read_in_processes is None else config.read_in_processes
+    return ReadProcesses(sites, dtype, num_threads, largest_image_bytes) if in_processes else ImageReader(num_threads)

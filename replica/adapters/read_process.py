@@ -2,10 +2,11 @@
 
 A process reads into memory that it shares with the replica; from there the bytes go to their place in the host cache
 in few large copies, during which the lock is free. Page-locked memory cannot be shared as easily: it would have to do
-without huge pages.
+without huge pages. Knows nothing of where images are kept.
 """
 
 import logging
+import mmap
 import os
 import socket
 import subprocess
@@ -14,7 +15,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from mmap import MADV_REMOVE, mmap
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import LifoQueue
@@ -28,7 +28,7 @@ from replica.adapters.host_memory import HostBlock
 from replica.adapters.read_worker import ReadAnswer, ReadRequest, WorkerSetup
 from replica.adapters.tensor_file import bytes_of
 from replica.adapters.weights import AdapterImage, ImageLayout
-from replica.errors import AdapterUnavailable, OutOfMemory
+from replica.errors import AdapterUnavailable
 from replica.model.batch import Site
 
 _logger = logging.getLogger(__name__)
@@ -45,12 +45,12 @@ _KEPT_BYTES = 256 << 20
 class ReadProcesses:
     """Reads as `ImageReader` does, each adapter with `num_threads` threads of another process.
 
-    `area_bytes` is the size of the largest image; of so much memory each process takes what its images need. `read`
-    and `expect` are safe from any thread. Raises OutOfMemory when the processes cannot be started.
+    Of `largest_image_bytes` of memory each process takes what its images need. `read` and `expect` are safe from any
+    thread. Raises AdapterUnavailable when the processes cannot be started.
     """
 
-    def __init__(self, sites: Sequence[Site], dtype: torch.dtype, num_threads: int, area_bytes: int) -> None:
-        setup = WorkerSetup(tuple(sites), dtype, num_threads, max(1, area_bytes))
+    def __init__(self, sites: Sequence[Site], dtype: torch.dtype, num_threads: int, largest_image_bytes: int) -> None:
+        setup = WorkerSetup(tuple(sites), dtype, num_threads, max(1, largest_image_bytes))
         self._lanes: list[_Lane] = []
         self._idle: LifoQueue[_Lane] = LifoQueue()
         self._copiers = ThreadPoolExecutor(_NUM_COPIERS, "adapter-move")
@@ -58,9 +58,11 @@ class ReadProcesses:
             for _ in range(NUM_PROCESSES):
                 self._lanes.append(_Lane(setup))
                 self._idle.put(self._lanes[-1])
-        except OSError as error:
+            for lane in self._lanes:
+                lane.greet()
+        except (OSError, EOFError) as error:
             self.close()
-            raise OutOfMemory(f"the processes that read adapters cannot be started: {error}") from error
+            raise AdapterUnavailable(f"no process that reads adapters can be started: {error!r}") from error
 
     def __repr__(self) -> str:
         return f"ReadProcesses({self._lanes}, {self._idle.qsize()} idle)"
@@ -68,7 +70,7 @@ class ReadProcesses:
     def read(
         self, path: Path, manifest: AdapterManifest, layout: ImageLayout, block: HostBlock | None = None
     ) -> AdapterImage:
-        """As `ImageReader.read`; raises AdapterUnavailable also when its process ended, and then the next one."""
+        """As `ImageReader.read`; raises AdapterUnavailable also when two processes in a row ended over it."""
         if block is None:
             block = HostBlock(torch.empty(layout.num_bytes, dtype=torch.uint8))
         request = ReadRequest(path.absolute(), manifest.model_dump_json())
@@ -78,30 +80,35 @@ class ReadProcesses:
             if answer.error is not None:
                 raise answer.error
             self._move(lane.area[: layout.num_bytes], bytes_of(block.data)[: layout.num_bytes])
-            lane.shrink(layout.num_bytes)
         finally:
+            lane.shrink(layout.num_bytes)
             self._idle.put(lane)
         return AdapterImage(manifest.digest, layout, block.data.view(layout.dtype), block, answer.convert_share)
 
     def expect(self, path: Path) -> None:
         """As `ImageReader.expect`: does not wait, and is of no consequence."""
-        any(lane.expect(path.absolute()) for lane in self._lanes)
+        for lane in self._lanes:
+            if lane.expect(path.absolute()):
+                return
 
     def close(self) -> None:
         """End the processes, and with an error what they read. Idempotent."""
+        self._copiers.shutdown(wait=True)
         for lane in self._lanes:
             lane.close()
-        self._copiers.shutdown(wait=True)
 
     def _move(self, source: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8]) -> None:
         """Returns, or raises, when nothing of it runs on any more."""
         share = max(1, -(-len(source) // _NUM_COPIERS))
-        starts = range(0, len(source), share)
-        moves = [
-            self._copiers.submit(np.copyto, target[start : start + share], source[start : start + share])
-            for start in starts
-        ]
-        wait(moves)
+        moves = []
+        try:
+            for start in range(0, len(source), share):
+                end = start + share
+                moves.append(self._copiers.submit(np.copyto, target[start:end], source[start:end]))
+        except RuntimeError as error:
+            raise AdapterUnavailable("the replica is closed") from error
+        finally:
+            wait(moves)
         for move in moves:
             move.result()
 
@@ -111,12 +118,13 @@ class _Lane:
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
-        self._is_closed = False
+        self._is_closed = self._is_ready = False
+        self._requests: Connection
         self._lock = threading.Lock()
         self._file = os.fdopen(os.memfd_create("adapter"), "r+b", buffering=0)
         try:
             self._file.truncate(setup.area_bytes)
-            self._map = mmap(self._file.fileno(), setup.area_bytes)
+            self._map = mmap.mmap(self._file.fileno(), setup.area_bytes)
             self.area: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
             self._start()
         except BaseException:
@@ -124,12 +132,19 @@ class _Lane:
             raise
 
     def __repr__(self) -> str:
-        return f"process {self._process.pid}{'' if self._process.returncode is None else ', ended'}"
+        return f"process {self._process.pid}{'' if self._process.poll() is None else ', ended'}"
+
+    def greet(self) -> None:
+        """Wait until the process is ready. Raises EOFError when it has ended instead."""
+        if not self._is_ready:
+            self._requests.recv()
+            self._is_ready = True
 
     def read(self, request: ReadRequest) -> ReadAnswer:
         """Have the process read into `area`; one that has ended, as when the kernel is short of memory, is replaced."""
         for _ in range(2):
             try:
+                self.greet()
                 self._requests.send(request)
                 answer: ReadAnswer = self._requests.recv()
             except BaseException as error:
@@ -162,9 +177,10 @@ class _Lane:
     def _give_back(self, start: int) -> None:
         """The memory of the area from there on, where the kernel can do that."""
         with suppress(OSError):
-            self._map.madvise(MADV_REMOVE, start)
+            self._map.madvise(mmap.MADV_REMOVE, start)
 
     def _start(self) -> None:
+        self._is_ready = False
         requests, theirs = socket.socketpair()
         self._expected, heard = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         given = (theirs.fileno(), heard.fileno(), self._file.fileno())
@@ -193,7 +209,7 @@ class _Lane:
             try:
                 self._start()
             except OSError as error:
-                raise AdapterUnavailable(f"no process that reads adapters can be started: {error}") from error
+                raise AdapterUnavailable(f"no process that reads adapters can be started: {error!r}") from error
 
     def _stop(self) -> None:
         self._process.kill()

@@ -1,6 +1,7 @@
 """A process that reads adapters for a replica, which `read_process` starts.
 
-It ends when the replica closes its end of the sockets or is gone, whatever it is doing then.
+It ends when the replica closes its end of the sockets or is gone, whatever it is doing then. Knows nothing of the
+replica but the projections of its base.
 """
 
 import os
@@ -38,7 +39,7 @@ class WorkerSetup:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """`manifest` is JSON: pickling the model would cost the replica more."""
+    """`manifest` is JSON."""
 
     path: Path
     manifest: str
@@ -91,6 +92,7 @@ def main() -> None:
     worker = ReadWorker(setup, mmap(area, setup.area_bytes))
     threading.Thread(target=worker.expect_all, args=(socket.socket(fileno=expected),), daemon=True).start()
     with suppress(EOFError, ConnectionError):
+        connection.send(None)
         while True:
             connection.send(worker.read(connection.recv()))
     os._exit(0)  # the other threads may be anywhere, and nothing is left to be done

@@ -121,7 +121,7 @@ def product_config(num_rows: int, num_out: int, in_features: int, num_processors
     block_m, more = next(rows for rows in PRODUCT_ROWS if num_rows <= sum(rows))
     is_narrow, is_wide = num_out <= 32 * num_processors, num_out > 64 * num_processors
     if num_rows > MOST_BY_ROWS:
-        return _product_by_columns(num_rows, block_m, more, in_features, is_narrow, is_wide)
+        return _product_by_columns((block_m, more), num_rows, in_features, is_narrow, is_wide)
     if is_narrow:
         return ProductConfig(block_m, 32, 128, 6 if in_features < LONG_PRODUCT else 7, 4)
     if num_out > MOST_ROUNDS * 128 * num_processors:
@@ -130,11 +130,15 @@ def product_config(num_rows: int, num_out: int, in_features: int, num_processors
 
 
 def _product_by_columns(
-    num_rows: int, block_m: int, more: int, in_features: int, is_narrow: bool, is_wide: bool
+    block_rows: tuple[int, int], num_rows: int, in_features: int, is_narrow: bool, is_wide: bool
 ) -> ProductConfig | None:
-    """Smaller blocks of K where the rows' own take much of a processor, which LoRA's programs need too."""
+    """Products of more than 64 rows. Wide ones are ours for 128 rows alone, which need no masks, and else None.
+
+    With smaller blocks of K, narrow ones of up to 128 rows leave more of a processor's memory to LoRA's programs.
+    """
+    block_m, more = block_rows
     if is_wide:
-        return ProductConfig(block_m, 256, 64, 4, 8) if num_rows == block_m == 128 else None
+        return ProductConfig(block_m, 256, 64, 4, 8) if num_rows == 128 else None
     if is_narrow and block_m == 128:
         return ProductConfig(block_m, 64, 64, 5 if in_features < LONG_PRODUCT else 7, 4, parts=2)
     return ProductConfig(block_m, 64, 128, 4, 4, more, 2 if is_narrow else 1)

@@ -16,20 +16,21 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from replica.adapters import read_process
+from replica.adapters import cache, read_process
 from replica.adapters.files import BytesChanged
 from replica.adapters.host_memory import HostBlock
 from replica.adapters.image_reader import ImageReader
 from replica.adapters.read_process import ReadProcesses
 from replica.adapters.weights import AdapterImage, ImageLayout, plan_layout
-from replica.errors import AdapterUnavailable, OutOfMemory
+from replica.config import AdapterCacheConfig
+from replica.errors import AdapterUnavailable
 from tests.replica.adapters.made import SITES, Made, make_adapter
 from tests.replica.adapters.test_cache import bench
 
 DTYPE = torch.bfloat16
 ROOT = Path(__file__).parents[3]
 BY_PATH = {site.path: site for site in SITES}
-AREA_BYTES = 1 << 20
+LARGEST_BYTES = 1 << 20
 ADAPTERS = [
     make_adapter(seed, rank=rank, dtype=dtype)
     for seed, (rank, dtype) in enumerate([(8, "F32"), (3, "BF16"), (16, "F16"), (64, "BF16"), (5, "F32")])
@@ -74,9 +75,14 @@ def wait_until_gone(numbers: list[int], limit_s: float = 20.0) -> None:
         time.sleep(0.02)
 
 
+def taken(reader: ReadProcesses) -> int:
+    """Bytes that the kernel has given to the areas, at most."""
+    return max(os.fstat(lane._file.fileno()).st_blocks * 512 for lane in reader._lanes)
+
+
 @pytest.fixture(scope="module")
 def reader() -> Iterator[ReadProcesses]:
-    made = ReadProcesses(SITES, DTYPE, num_threads=2, area_bytes=AREA_BYTES)
+    made = ReadProcesses(SITES, DTYPE, num_threads=2, largest_image_bytes=LARGEST_BYTES)
     yield made
     made.close()
 
@@ -151,35 +157,65 @@ def test_a_process_killed_amid_a_read_is_replaced(reader: ReadProcesses, tmp_pat
     assert sum(pid not in before for pid in pids(reader)) == 1
 
 
-def test_processes_that_end_at_once_are_an_error_of_the_adapter(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_processes_that_cannot_start_are_an_error_of_the_adapter(
+    monkeypatch: pytest.MonkeyPatch, reader: ReadProcesses, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(read_process, "NUM_PROCESSES", 1)
-    monkeypatch.setattr(read_process, "_WORKER", "raise SystemExit(3)")
-    broken = ReadProcesses(SITES, DTYPE, num_threads=1, area_bytes=AREA_BYTES)
-    path = put(ADAPTERS[0], tmp_path)
-    try:
-        with pytest.raises(AdapterUnavailable, match="the process that reads it ended, and so did the next one"):
-            read(broken, ADAPTERS[0], path)
-        broken.expect(path)
-        monkeypatch.undo()
-        assert same(read(broken, ADAPTERS[0], path), read(ImageReader(), ADAPTERS[0], path))
-    finally:
-        broken.close()
+    path, before = put(ADAPTERS[0], tmp_path), pids(reader)
+    with monkeypatch.context() as broken:
+        broken.setattr(read_process, "_WORKER", "raise SystemExit(3)")
+        with pytest.raises(AdapterUnavailable, match="no process that reads adapters can be started"):
+            ReadProcesses(SITES, DTYPE, num_threads=1, largest_image_bytes=LARGEST_BYTES)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        wait_until_gone(before)
+        for _ in range(3):
+            with pytest.raises(AdapterUnavailable, match="ended, and so did the next one"):
+                read(reader, ADAPTERS[0], path)
+        reader.expect(path)
+    assert same(read(reader, ADAPTERS[0], path), read(ImageReader(), ADAPTERS[0], path))
+
+
+GREETS_AND_ENDS = """
+import sys
+from multiprocessing.connection import Connection
+requests = Connection(int(sys.argv[1]))
+requests.recv()
+requests.send(None)
+requests.recv()
+"""
+
+
+def test_a_read_over_which_processes_end_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, reader: ReadProcesses, tmp_path: Path
+) -> None:
+    """As when an adapter takes more memory than there is."""
+    path, before = put(ADAPTERS[0], tmp_path), pids(reader)
+    with monkeypatch.context() as ending:
+        ending.setattr(read_process, "_WORKER", GREETS_AND_ENDS)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        wait_until_gone(before)
+        with pytest.raises(AdapterUnavailable, match="ended, and so did the next one"):
+            read(reader, ADAPTERS[0], path)
+    assert same(read(reader, ADAPTERS[0], path), read(ImageReader(), ADAPTERS[0], path))
 
 
 def test_a_large_image_leaves_no_more_memory_than_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(read_process, "NUM_PROCESSES", 1)
     monkeypatch.setattr(read_process, "_KEPT_BYTES", kept := 1 << 16)
-    reader = ReadProcesses(SITES, DTYPE, num_threads=1, area_bytes=AREA_BYTES)
+    reader = ReadProcesses(SITES, DTYPE, num_threads=1, largest_image_bytes=LARGEST_BYTES)
     small, large = ADAPTERS[1], ADAPTERS[3]
     sizes = [layout_of(made).num_bytes for made in (small, large)]
     assert sizes[0] < kept < sizes[1], sizes
     try:
         for made, most in ((small, sizes[0] + 4096), (large, kept), (small, kept)):
             read(reader, made, put(made, tmp_path))
-            taken = [os.fstat(lane._file.fileno()).st_blocks * 512 for lane in reader._lanes]
-            assert 0 < max(taken) <= most, (taken, most)
+            assert 0 < taken(reader) <= most
+        changed = put(large, tmp_path)
+        changed.write_bytes(large.blob[:-1] + bytes([large.blob[-1] ^ 1]))
+        with pytest.raises(BytesChanged):
+            read(reader, large, changed)
+        assert taken(reader) <= kept
     finally:
         reader.close()
 
@@ -246,7 +282,11 @@ def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path) -> None:
 
 def test_closing_ends_a_read_and_is_idempotent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(read_process, "NUM_PROCESSES", 1)
-    reader, made, pipe = ReadProcesses(SITES, DTYPE, num_threads=1, area_bytes=AREA_BYTES), ADAPTERS[0], tmp_path / "p"
+    reader, made, pipe = (
+        ReadProcesses(SITES, DTYPE, num_threads=1, largest_image_bytes=LARGEST_BYTES),
+        ADAPTERS[0],
+        tmp_path / "p",
+    )
     os.mkfifo(pipe)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(read, reader, made, pipe)
@@ -267,11 +307,13 @@ def test_closing_ends_a_read_and_is_idempotent(monkeypatch: pytest.MonkeyPatch, 
 def test_an_interrupted_read_leaves_no_answer_to_the_next(reader: ReadProcesses, tmp_path: Path) -> None:
     first, second = ADAPTERS[0], ADAPTERS[1]
     path, other = put(first, tmp_path), put(second, tmp_path)
+    request = read_process.ReadRequest(path, first.manifest.model_dump_json())
     for lane in reader._lanes:
-        receive = lane._requests.recv
+        assert lane.read(request).error is None
+        before = lane._process.pid
         with patch.object(lane._requests, "recv", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-            lane.read(read_process.ReadRequest(path, first.manifest.model_dump_json()))
-        assert lane._requests.recv != receive, "the process was replaced"
+            lane.read(request)
+        assert lane._process.pid != before
     alone = read(ImageReader(), second, other)
     assert all(same(read(reader, second, other), alone) for _ in reader._lanes)
 
@@ -286,20 +328,40 @@ def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         return running[0]
 
     monkeypatch.setattr(subprocess, "Popen", start_one)
-    with pytest.raises(OutOfMemory, match="no more processes"):
-        ReadProcesses(SITES, DTYPE, num_threads=1, area_bytes=AREA_BYTES)
+    with pytest.raises(AdapterUnavailable, match="no more processes"):
+        ReadProcesses(SITES, DTYPE, num_threads=1, largest_image_bytes=LARGEST_BYTES)
     assert not is_there(running[0].pid)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_folder_as_a_path_does_not_stop_reading_ahead(reader: ReadProcesses, tmp_path: Path) -> None:
-    """Nor do more paths than a process takes in at once."""
-    for _ in range(2000):
-        reader.expect(tmp_path / "file" / "below")
+def test_paths_that_cannot_be_read_do_not_stop_reading_ahead(reader: ReadProcesses, tmp_path: Path) -> None:
+    """Nor do more of them than a process takes in at once."""
     made = ADAPTERS[2]
-    assert same(read(reader, made, put(made, tmp_path)), read(ImageReader(), made, tmp_path / made.digest))
-    assert all(lane.expect(tmp_path) for lane in reader._lanes)
+    path = put(made, tmp_path)
+    with pytest.raises(NotADirectoryError):
+        ImageReader(2).expect(path / "below")
+    for _ in range(2000):
+        reader.expect(path / "below")
+    for lane in reader._lanes:
+        end_s = time.monotonic() + 20
+        while not lane.expect(path / "below"):
+            assert time.monotonic() < end_s, "nobody takes in what was sent"
+    assert same(read(reader, made, path), read(ImageReader(), made, path))
+
+
+@pytest.mark.parametrize(
+    ("asked", "on_gpu", "expected"),
+    [(None, True, True), (None, False, False), (False, True, False), (True, False, True)],
+)
+def test_processes_read_on_a_gpu_unless_the_configuration_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, asked: bool | None, on_gpu: bool, expected: bool
+) -> None:
+    made: list[tuple[int, int]] = []
+    monkeypatch.setattr(cache, "ReadProcesses", lambda sites, dtype, threads, size: made.append((threads, size)))
+    found = cache._reader(AdapterCacheConfig(read_in_processes=asked), SITES, DTYPE, 1 << 20, on_gpu)
+    assert made == ([(8 if on_gpu else 1, 1 << 20)] if expected else [])
+    assert isinstance(found, ImageReader) != expected
 
 
 def test_a_cache_reads_by_processes_and_ends_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
