@@ -118,30 +118,34 @@ def product_config(num_rows: int, num_out: int, in_features: int, num_processors
     """
     if num_rows > sum(PRODUCT_ROWS[-1]) or num_out <= 16 * num_processors:
         return None
-    block_m, more = next(rows for rows in PRODUCT_ROWS if num_rows <= sum(rows))
-    is_narrow, is_wide = num_out <= 32 * num_processors, num_out > 64 * num_processors
     if num_rows > MOST_BY_ROWS:
-        return _product_by_columns((block_m, more), num_rows, in_features, is_narrow, is_wide)
-    if is_narrow:
+        return _product_by_columns(num_rows, num_out, in_features, num_processors)
+    block_m, _ = _block_rows(num_rows)
+    if num_out <= 32 * num_processors:
         return ProductConfig(block_m, 32, 128, 6 if in_features < LONG_PRODUCT else 7, 4)
-    if num_out > MOST_ROUNDS * 128 * num_processors:
-        return None
-    return ProductConfig(block_m, 128, 128, 4, 4) if is_wide else ProductConfig(block_m, 64, 128, 5, 4)
+    if num_out <= 64 * num_processors:
+        return ProductConfig(block_m, 64, 128, 5, 4)
+    return ProductConfig(block_m, 128, 128, 4, 4) if num_out <= MOST_ROUNDS * 128 * num_processors else None
 
 
-def _product_by_columns(
-    block_rows: tuple[int, int], num_rows: int, in_features: int, is_narrow: bool, is_wide: bool
-) -> ProductConfig | None:
-    """Products of more than 64 rows. Wide ones are ours for 128 rows alone, which need no masks, and else None.
+def _product_by_columns(num_rows: int, num_out: int, in_features: int, num_processors: int) -> ProductConfig | None:
+    """Of more than 64 rows. Of many columns only for 128 rows, which need no masks, and in one round of blocks.
 
-    With smaller blocks of K, narrow ones of up to 128 rows leave more of a processor's memory to LoRA's programs.
+    With smaller blocks of K, few columns of up to 128 rows leave more of a processor's memory to LoRA's programs.
     """
-    block_m, more = block_rows
-    if is_wide:
-        return ProductConfig(block_m, 256, 64, 4, 8) if num_rows == 128 else None
-    if is_narrow and block_m == 128:
+    block_m, more = _block_rows(num_rows)
+    if num_out > 64 * num_processors:
+        is_one_round = num_out <= 256 * num_processors
+        return ProductConfig(block_m, 256, 64, 4, 8) if num_rows == 128 and is_one_round else None
+    if num_out > 32 * num_processors:
+        return ProductConfig(block_m, 64, 128, 4, 4, more)
+    if more == 0:
         return ProductConfig(block_m, 64, 64, 5 if in_features < LONG_PRODUCT else 7, 4, parts=2)
-    return ProductConfig(block_m, 64, 128, 4, 4, more, 2 if is_narrow else 1)
+    return ProductConfig(block_m, 64, 128, 4, 4, more, parts=2)
+
+
+def _block_rows(num_rows: int) -> tuple[int, int]:
+    return next(rows for rows in PRODUCT_ROWS if num_rows <= sum(rows))
 
 
 def fit_product(cut: ProductConfig, itemsize: int, shared_bytes: int) -> ProductConfig | None:

@@ -319,6 +319,7 @@ def test_an_interrupted_read_leaves_no_answer_to_the_next(reader: ReadProcesses,
 
 
 def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()
     start, running, before = subprocess.Popen, list[Any](), os.listdir("/proc/self/fd")
 
     def start_one(*args: Any, **options: Any) -> Any:
@@ -332,7 +333,7 @@ def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         ReadProcesses(SITES, DTYPE, num_threads=1, largest_image_bytes=LARGEST_BYTES)
     assert not is_there(running[0].pid)
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
 def test_paths_that_cannot_be_read_do_not_stop_reading_ahead(reader: ReadProcesses, tmp_path: Path) -> None:

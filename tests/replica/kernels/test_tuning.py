@@ -41,7 +41,7 @@ def test_a_product_of_few_rows_is_ours_and_its_blocks_hold_the_rows(
         assert cut.shared_bytes(itemsize=2) <= H200_SHARED_BYTES
 
 
-@pytest.mark.parametrize(("num_rows", "num_out"), [(1, 1024), (129, 4096), (64, 57344)])
+@pytest.mark.parametrize(("num_rows", "num_out"), [(1, 1024), (129, 4096), (64, 57344), (112, 28672), (128, 57344)])
 def test_other_products_are_the_library_s(num_rows: int, num_out: int) -> None:
     assert product_config(num_rows, num_out, 4096, H200_PROCESSORS) is None
 
