@@ -255,13 +255,10 @@ def test_processes_end_with_the_one_that_started_them_also_amid_a_read(tmp_path:
         "time.sleep(600)\n"
     )
     with started(code) as (parent, numbers):
-        descriptor = os.open(pipe, os.O_WRONLY)  # opens when the other end does
-        try:
-            assert all(is_there(pid) for pid in numbers)
-            parent.kill()
-            wait_until_gone(numbers)
-        finally:
-            os.close(descriptor)
+        time.sleep(0.5)  # until one of them waits for the pipe's other end
+        assert all(is_there(pid) for pid in numbers)
+        parent.kill()
+        wait_until_gone(numbers)
 
 
 def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path) -> None:
@@ -282,17 +279,15 @@ def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path) -> None:
 
 def test_closing_ends_a_read_and_is_idempotent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(read_process, "NUM_PROCESSES", 1)
-    reader, made, pipe = (
-        ReadProcesses(SITES, DTYPE, num_threads=1, largest_image_bytes=LARGEST_BYTES),
-        ADAPTERS[0],
-        tmp_path / "p",
-    )
+    reader = ReadProcesses(SITES, DTYPE, num_threads=1, largest_image_bytes=LARGEST_BYTES)
+    made, pipe = ADAPTERS[0], tmp_path / "pipe"
     os.mkfifo(pipe)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(read, reader, made, pipe)
-        descriptor = os.open(pipe, os.O_WRONLY)
+        while not reader._idle.empty():
+            time.sleep(0.01)
+        time.sleep(0.2)
         reader.close()
-        os.close(descriptor)
         with pytest.raises(AdapterUnavailable, match="closed"):
             waiting.result(timeout=30)
     with (tmp_path / "other").open("wb") as other:
