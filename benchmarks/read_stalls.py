@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.gpu_fixture import SHAPES
 from benchmarks.gpu_fleet import AdapterFolder, LinkSource
 from benchmarks.provenance import save
-from registry.types import ModuleKind
+from registry.types import AdapterManifest, ModuleKind
 from replica.adapters.fit import Budgets, ImagePlanner
 from replica.adapters.host_memory import HostMemory
 from replica.adapters.image_reader import ImageReader
@@ -29,16 +32,6 @@ from replica.adapters.loader import Reader
 from replica.adapters.read_process import ReadProcesses
 from replica.model.batch import Site
 
-HIDDEN, KV, INNER, NUM_LAYERS = 4096, 1024, 14336, 32
-SHAPES = {
-    "self_attn.q_proj": (HIDDEN, HIDDEN),
-    "self_attn.k_proj": (HIDDEN, KV),
-    "self_attn.v_proj": (HIDDEN, KV),
-    "self_attn.o_proj": (HIDDEN, HIDDEN),
-    "mlp.gate_proj": (HIDDEN, INNER),
-    "mlp.up_proj": (HIDDEN, INNER),
-    "mlp.down_proj": (INNER, HIDDEN),
-}
 RANK, NUM_ADAPTERS = 16, 3
 NUM_OPERATIONS = 60
 DEVICE_S, PAUSE_S = 0.004, 0.05
@@ -53,9 +46,12 @@ class Base:
 
 
 def llama() -> Base:
-    names = [(f"model.layers.{layer}.{name}", shape) for layer in range(NUM_LAYERS) for name, shape in SHAPES.items()]
-    kind = ModuleKind.LINEAR
-    return Base(tuple(Site(index, path, *shape, kind) for index, (path, shape) in enumerate(names)))
+    """The projections of its decoder layers, without weights."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPES["llama-8b"].config()))
+    linear = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    inside = [(path, module.in_features, module.out_features) for path, module in linear if ".layers." in path]
+    return Base(tuple(Site(index, *place, ModuleKind.LINEAR) for index, place in enumerate(inside)))
 
 
 class Loads:
@@ -67,14 +63,13 @@ class Loads:
         self._texts = [manifest.model_dump_json() for manifest in manifests]
         self._paths = [folder / f"{index}.safetensors" for index in range(NUM_ADAPTERS)]
         self._planner = ImagePlanner(base.sites, base.dtype, Budgets(RANK, 1 << 40, 1 << 40, 1 << 40))
-        self._manifest_type = type(manifests[0])
         self.num_bytes = self._planner.plan(manifests[0]).num_bytes
         block = HostMemory(self.num_bytes, pin=False).allocate(self.num_bytes)
         assert block is not None
         self._block = block
 
     def read(self, reader: Reader, index: int) -> None:
-        manifest = self._manifest_type.model_validate_json(self._texts[index % NUM_ADAPTERS])
+        manifest = AdapterManifest.model_validate_json(self._texts[index % NUM_ADAPTERS])
         layout = self._planner.plan(manifest)
         reader.read(self._paths[index % NUM_ADAPTERS], manifest, layout, self._block)
 

@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import save
 
 from registry.types import AdapterManifest, ModuleKind, ModuleLora, TensorInfo
+from replica.adapters.host_memory import HostBlock
+from replica.adapters.weights import ImageLayout, plan_layout
 from replica.model.batch import LoraPair, Site
 
 HIDDEN, KV, INNER = 32, 16, 48
@@ -36,6 +38,7 @@ def make_sites(num_layers: int = 2, scale: int = 1) -> tuple[Site, ...]:
 
 
 SITES = make_sites()
+BY_PATH = {site.path: site for site in SITES}
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,16 @@ class Made:
     @property
     def digest(self) -> str:
         return self.manifest.digest
+
+
+def layout_of(made: Made, dtype: torch.dtype) -> ImageLayout:
+    """The layout of an adapter of SITES."""
+    return plan_layout(made.manifest, BY_PATH, dtype)
+
+
+def dirty_block(num_bytes: int) -> HostBlock:
+    """Memory in which another image has lain: NaN in every dtype."""
+    return HostBlock(torch.full((num_bytes,), 0xFF, dtype=torch.uint8))
 
 
 def make_adapter(

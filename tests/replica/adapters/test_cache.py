@@ -15,18 +15,16 @@ from replica.adapters.cache import AdapterCache, AdapterLease
 from replica.adapters.fit import Budgets, ImagePlanner
 from replica.adapters.node_store import NodeStore
 from replica.adapters.stats import STAGES
-from replica.adapters.weights import plan_layout
 from replica.config import MIB, AdapterCacheConfig
 from replica.errors import AdapterTooLarge, AdapterUnavailable, ReplicaError, UnknownAdapter
-from tests.replica.adapters.made import QV, SITES, DictSource, Made, assert_holds, make_adapter
+from tests.replica.adapters.made import QV, SITES, DictSource, Made, assert_holds, layout_of, make_adapter
 
 ADAPTERS = [make_adapter(seed, rank=rank) for seed, rank in enumerate((8, 8, 8, 8, 4, 16))]
-BY_PATH = {site.path: site for site in SITES}
 CPU = torch.device("cpu")
 
 
 def image_bytes(made: Made) -> int:
-    return plan_layout(made.manifest, BY_PATH, torch.float32).num_bytes
+    return layout_of(made, torch.float32).num_bytes
 
 
 R8_BYTES = image_bytes(ADAPTERS[0])

@@ -18,27 +18,21 @@ import torch
 
 from replica.adapters import cache, read_process
 from replica.adapters.files import BytesChanged
-from replica.adapters.host_memory import HostBlock
 from replica.adapters.image_reader import ImageReader
 from replica.adapters.read_process import ReadProcesses
-from replica.adapters.weights import AdapterImage, ImageLayout, plan_layout
+from replica.adapters.weights import AdapterImage
 from replica.config import AdapterCacheConfig
 from replica.errors import AdapterUnavailable
-from tests.replica.adapters.made import SITES, Made, make_adapter
+from tests.replica.adapters.made import SITES, Made, dirty_block, layout_of, make_adapter
 from tests.replica.adapters.test_cache import bench
 
 DTYPE = torch.bfloat16
 ROOT = Path(__file__).parents[3]
-BY_PATH = {site.path: site for site in SITES}
 LARGEST_BYTES = 1 << 20
 ADAPTERS = [
     make_adapter(seed, rank=rank, dtype=dtype)
     for seed, (rank, dtype) in enumerate([(8, "F32"), (3, "BF16"), (16, "F16"), (64, "BF16"), (5, "F32")])
 ]
-
-
-def layout_of(made: Made) -> ImageLayout:
-    return plan_layout(made.manifest, BY_PATH, DTYPE)
 
 
 def put(made: Made, folder: Path) -> Path:
@@ -48,9 +42,8 @@ def put(made: Made, folder: Path) -> Path:
 
 
 def read(reader: ReadProcesses | ImageReader, made: Made, path: Path) -> AdapterImage:
-    layout = layout_of(made)
-    used = HostBlock(torch.full((layout.num_bytes,), 0xFF, dtype=torch.uint8))
-    return reader.read(path, made.manifest, layout, used)
+    layout = layout_of(made, DTYPE)
+    return reader.read(path, made.manifest, layout, dirty_block(layout.num_bytes))
 
 
 def same(image: AdapterImage, other: AdapterImage) -> bool:
@@ -205,7 +198,7 @@ def test_a_large_image_leaves_no_more_memory_than_is_kept(monkeypatch: pytest.Mo
     monkeypatch.setattr(read_process, "_KEPT_BYTES", kept := 1 << 16)
     reader = ReadProcesses(SITES, DTYPE, num_threads=1, largest_image_bytes=LARGEST_BYTES)
     small, large = ADAPTERS[1], ADAPTERS[3]
-    sizes = [layout_of(made).num_bytes for made in (small, large)]
+    sizes = [layout_of(made, DTYPE).num_bytes for made in (small, large)]
     assert sizes[0] < kept < sizes[1], sizes
     try:
         for made, most in ((small, sizes[0] + 4096), (large, kept), (small, kept)):
@@ -224,8 +217,7 @@ START = """
 import sys, threading, time, torch
 from pathlib import Path
 from replica.adapters import read_process
-from tests.replica.adapters.made import SITES, make_adapter
-from tests.replica.adapters.test_read_process import layout_of
+from tests.replica.adapters.made import SITES, layout_of, make_adapter
 read_process.NUM_PROCESSES = 1
 reader = read_process.ReadProcesses(SITES, torch.bfloat16, 1, 1 << 20)
 print(*(lane._process.pid for lane in reader._lanes), flush=True)
@@ -252,7 +244,8 @@ def test_processes_end_with_the_one_that_started_them_also_amid_a_read(tmp_path:
     os.mkfifo(pipe)
     code = (
         f"made, pipe = make_adapter(0), Path({str(pipe)!r})\n"
-        "threading.Thread(target=reader.read, args=(pipe, made.manifest, layout_of(made)), daemon=True).start()\n"
+        "arguments = pipe, made.manifest, layout_of(made, torch.bfloat16)\n"
+        "threading.Thread(target=reader.read, args=arguments, daemon=True).start()\n"
         "time.sleep(600)\n"
     )
     with started(code) as (parent, numbers):
@@ -268,7 +261,7 @@ def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path) -> None:
     code = (
         "path, made = Path('file'), make_adapter(0)\n"
         "path.write_bytes(made.blob)\n"
-        "print(reader.read(path, made.manifest, layout_of(made)).digest == made.digest)\n"
+        "print(reader.read(path, made.manifest, layout_of(made, torch.bfloat16)).digest == made.digest)\n"
         "reader.close()\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}

@@ -6,10 +6,8 @@ import torch
 from replica.adapters.copier import SlotCopier
 from replica.adapters.image_reader import ImageReader
 from replica.adapters.slots import SlotArena, SlotState
-from replica.adapters.weights import AdapterImage, plan_layout, row_of_b
-from tests.replica.adapters.made import QV, SITES, Made, assert_holds, make_adapter
-
-BY_PATH = {site.path: site for site in SITES}
+from replica.adapters.weights import AdapterImage, row_of_b
+from tests.replica.adapters.made import QV, SITES, Made, assert_holds, layout_of, make_adapter
 
 
 @pytest.fixture
@@ -17,7 +15,7 @@ def image_of(tmp_path):
     def build(made: Made) -> AdapterImage:
         path = tmp_path / made.digest
         path.write_bytes(made.blob)
-        return ImageReader().read(path, made.manifest, plan_layout(made.manifest, BY_PATH, torch.float32))
+        return ImageReader().read(path, made.manifest, layout_of(made, torch.float32))
 
     return build
 

@@ -11,14 +11,23 @@ import pytest
 import torch
 
 from replica.adapters.files import BytesChanged
-from replica.adapters.host_memory import HostBlock
 from replica.adapters.image_reader import ImageReader
 from replica.adapters.tensor_file import bytes_of, is_finite, read_ahead
-from replica.adapters.weights import AdapterImage, ImageLayout, plan_layout, row_of_b, view_pairs
+from replica.adapters.weights import AdapterImage, plan_layout, row_of_b, view_pairs
 from replica.errors import AdapterUnavailable
-from tests.replica.adapters.made import ALL_SEVEN, DTYPES, QV, SITES, Made, assert_holds, describe, make_adapter
-
-BY_PATH = {site.path: site for site in SITES}
+from tests.replica.adapters.made import (
+    ALL_SEVEN,
+    BY_PATH,
+    DTYPES,
+    QV,
+    SITES,
+    Made,
+    assert_holds,
+    describe,
+    dirty_block,
+    layout_of,
+    make_adapter,
+)
 
 
 def read(made: Made, folder: Path, dtype: torch.dtype) -> AdapterImage:
@@ -161,15 +170,6 @@ READER = ImageReader(num_threads=3)
 def _closed() -> Iterator[None]:
     yield
     READER.close()
-
-
-def layout_of(made: Made, dtype: torch.dtype) -> ImageLayout:
-    return plan_layout(made.manifest, BY_PATH, dtype)
-
-
-def dirty_block(num_bytes: int) -> HostBlock:
-    """Memory in which another image has lain: NaN in every dtype."""
-    return HostBlock(torch.full((num_bytes,), 0xFF, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("file_dtype", ["F32", "BF16"])
