@@ -181,7 +181,7 @@ def _probe(
 
 def _stage_means(before: Any, after: Any) -> dict[str, float]:
     means = {}
-    for stage_name in ("read", "wait", "copy", "publish"):
+    for stage_name in ("read", "convert", "wait", "copy", "publish"):
         num, seconds = (new - old for new, old in zip(after[stage_name], before[stage_name], strict=True))
         means[f"{stage_name}_ms"] = round(1e3 * seconds / num, 2) if num else 0.0
     return means

@@ -64,7 +64,8 @@ class Loads:
         self._paths = [folder / f"{index}.safetensors" for index in range(NUM_ADAPTERS)]
         self._planner = ImagePlanner(base.sites, base.dtype, Budgets(RANK, 1 << 40, 1 << 40, 1 << 40))
         self.num_bytes = self._planner.plan(manifests[0]).num_bytes
-        block = HostMemory(self.num_bytes, pin=False).allocate(self.num_bytes)
+        self.memory = HostMemory(self.num_bytes, pin=False, share=True)
+        block = self.memory.allocate(self.num_bytes)
         assert block is not None
         self._block = block
 
@@ -147,12 +148,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, ExitStack() as opened:
         loads = Loads(Path(name), base)
         threads = opened.enter_context(closing(ImageReader(8)))
-        processes = opened.enter_context(closing(ReadProcesses(base.sites, base.dtype, 8, loads.num_bytes)))
+        opened.callback(loads.memory.close)
+        processes = opened.enter_context(closing(ReadProcesses(base.sites, base.dtype, 8, loads.memory)))
         readers: tuple[tuple[str, Reader | None], ...] = (
             ("nobody", None),
             ("one thread", ImageReader(1)),
             ("8 threads", threads),
-            ("8 threads of another process", processes),
+            ("8 processes", processes),
         )
         rows = measure(loads, readers, options.rounds, options.duration_s)
     for row in rows:

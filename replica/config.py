@@ -63,7 +63,7 @@ class AdapterCacheConfig(Settings):
     max_rank: int = Field(default=256, ge=1, le=256)
     num_load_threads: int = Field(default=4, ge=1, le=64)
     num_read_threads: int | None = Field(default=None, ge=1, le=64)
-    """Threads that share the reading of one adapter; when omitted, 8 on CUDA and 1 on a CPU."""
+    """Threads, or processes, that share the reading of one adapter; when omitted, 8 on CUDA and 1 on a CPU."""
     read_in_processes: bool | None = None
     """Whether processes of their own read adapters, not threads beside the steps; when omitted, on CUDA."""
     failure_ttl_s: float = Field(default=10.0, ge=0)

@@ -37,7 +37,7 @@ from replica.model.batch import LoraPair, Site
 
 logger = logging.getLogger(__name__)
 READ_THREADS = 8
-"""Threads that read one adapter where decode steps need no core."""
+"""Threads, or processes, that read one adapter where decode steps need no core."""
 
 
 class AdapterLease:
@@ -166,15 +166,17 @@ class AdapterCache:
         on_gpu = device.type == "cuda"
         arena = SlotArena(config.max_slots, config.arena_bytes, len(sites), device, dtype)
         budgets = Budgets(config.max_rank, arena.num_bytes, config.host_bytes, store.max_bytes)
-        host = HostCache(HostMemory(config.host_bytes, pin=on_gpu), clock)
+        num_readers, in_processes = _readers(config, on_gpu)
+        memory = HostMemory(config.host_bytes, pin=on_gpu, share=in_processes)
+        reader: Reader
         try:
-            reader = _reader(config, sites, dtype, min(budgets.arena_bytes, budgets.host_bytes), on_gpu)
+            reader = ReadProcesses(sites, dtype, num_readers, memory) if in_processes else ImageReader(num_readers)
         except BaseException:
-            host.close()
+            memory.close()
             raise
         return cls(
             store=store,
-            host=host,
+            host=HostCache(memory, clock),
             planner=ImagePlanner(sites, dtype, budgets),
             residents=Residents(arena, GreedyDualPolicy(16 * config.max_slots, 64 * config.max_slots)),
             reader=reader,
@@ -382,9 +384,7 @@ class AdapterCache:
         assert ready + waiting + failed == len(self._leases), repr(self)
 
 
-def _reader(
-    config: AdapterCacheConfig, sites: Sequence[Site], dtype: torch.dtype, largest_image_bytes: int, on_gpu: bool
-) -> Reader:
-    num_threads = config.num_read_threads or (READ_THREADS if on_gpu else 1)
+def _readers(config: AdapterCacheConfig, on_gpu: bool) -> tuple[int, bool]:
+    """How many share the reading of an adapter, and whether they are processes."""
     in_processes = on_gpu if config.read_in_processes is None else config.read_in_processes
-    return ReadProcesses(sites, dtype, num_threads, largest_image_bytes) if in_processes else ImageReader(num_threads)
+    return config.num_read_threads or (READ_THREADS if on_gpu else 1), in_processes

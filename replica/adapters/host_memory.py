@@ -4,6 +4,7 @@ Page-locking memory takes tens of milliseconds for an adapter, so on CUDA all of
 """
 
 import mmap
+import os
 import threading
 import weakref
 from collections import deque
@@ -34,14 +35,23 @@ class HostBlock:
 
 
 class HostMemory:
-    """`max_bytes` of host memory, page-locked with `pin`. Safe from any thread. Raises OutOfMemory."""
+    """`max_bytes` of host memory, page-locked with `pin`. Safe from any thread. Raises OutOfMemory.
 
-    def __init__(self, max_bytes: int, pin: bool) -> None:
-        self._memory = _map(max_bytes)
-        self._is_pinned = pin
-        if pin:
-            _touch(self._memory)
-            _page_lock(self._memory)
+    With `share` other processes can map it, by `descriptor`.
+    """
+
+    def __init__(self, max_bytes: int, pin: bool, share: bool = False) -> None:
+        self._descriptor = _memory_file(max_bytes) if share else -1
+        self._is_pinned = False
+        try:
+            self._memory = _map(max_bytes, self._descriptor)
+            if pin:
+                _touch(self._memory)
+                _page_lock(self._memory)
+                self._is_pinned = True
+        except BaseException:
+            self.close()
+            raise
         self._extents = ExtentMap(max_bytes)
         self._owners = count()
         self._given_back: deque[int] = deque()
@@ -53,6 +63,16 @@ class HostMemory:
     @property
     def max_bytes(self) -> int:
         return self._extents.capacity
+
+    @property
+    def descriptor(self) -> int:
+        """Of the file that the memory is, open until `close`."""
+        assert self._descriptor >= 0, "the memory is not shared, or closed"
+        return self._descriptor
+
+    def offset_of(self, block: HostBlock) -> int:
+        """Where a block begins, in bytes."""
+        return block.data.data_ptr() - self._memory.data_ptr()
 
     @property
     def free_bytes(self) -> int:
@@ -78,6 +98,9 @@ class HostMemory:
         if self._is_pinned:
             self._is_pinned = False
             torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())  # type: ignore[no-untyped-call]
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def check_integrity(self) -> None:
         with self._lock:
@@ -89,12 +112,28 @@ class HostMemory:
             self._extents.free(self._given_back.popleft())
 
 
-def _map(num_bytes: int) -> torch.Tensor:
-    """Memory that costs nothing until it is written to, in huge pages where the kernel has them."""
+def _memory_file(num_bytes: int) -> int:
+    """A file without a name or a disk, empty so far."""
+    descriptor = os.memfd_create("adapters")
     try:
-        area = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        os.truncate(descriptor, num_bytes)
+    except (OSError, OverflowError) as error:
+        os.close(descriptor)
+        raise _not_given(num_bytes, error) from error
+    return descriptor
+
+
+def _not_given(num_bytes: int, error: Exception) -> OutOfMemory:
+    return OutOfMemory(f"adapters.host_bytes is {num_bytes}; the host cannot give them: {error}")
+
+
+def _map(num_bytes: int, descriptor: int) -> torch.Tensor:
+    """Memory that costs nothing until it is written to, in huge pages where the kernel has them; without a file, -1."""
+    flags = mmap.MAP_SHARED if descriptor >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    try:
+        area = mmap.mmap(descriptor, num_bytes, flags=flags)
     except (OSError, OverflowError, ValueError) as error:
-        raise OutOfMemory(f"adapters.host_bytes is {num_bytes}; the host cannot give them: {error}") from error
+        raise _not_given(num_bytes, error) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages
             area.madvise(mmap.MADV_HUGEPAGE)

@@ -1,147 +1,178 @@
 """Adapters read by processes of their own, so that steps do not stand in line for the interpreter's lock meanwhile.
 
-A process reads into memory that it shares with the replica; from there the bytes go to their place in the host cache
-in few large copies, during which the lock is free. Page-locked memory cannot be shared as easily: it would have to do
-without huge pages. Knows nothing of where images are kept.
+Each process has one thread, reads a share of an adapter and puts it where it belongs in the host memory, which all of
+them share: nothing is copied once more, and nobody stands in line there either. Knows nothing of what is kept in the
+host memory.
 """
 
 import logging
-import mmap
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count, pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import LifoQueue
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from registry.types import AdapterManifest
-from replica.adapters.host_memory import HostBlock
+from registry.types import AdapterManifest, ModuleLora
+from replica.adapters.host_memory import HostBlock, HostMemory
+from replica.adapters.image_reader import ImageReader
 from replica.adapters.read_worker import ReadAnswer, ReadRequest, WorkerSetup
-from replica.adapters.tensor_file import bytes_of
 from replica.adapters.weights import AdapterImage, ImageLayout
 from replica.errors import AdapterUnavailable
 from replica.model.batch import Site
 
 _logger = logging.getLogger(__name__)
 
-NUM_PROCESSES = 2
-"""While one waits for the disk, the other compares digests."""
-
-_WORKER = "from replica.adapters.read_worker import main; main()"
-_NUM_COPIERS = 4
-_KEPT_BYTES = 256 << 20
-"""What an area keeps of its memory after a larger image."""
+_FORKER = "from replica.adapters.read_worker import main; main()"
+_LEAST_SHARE_BYTES = 1 << 20
+"""Below, it takes longer to ask another process than to read on."""
 
 
 class ReadProcesses:
-    """Reads as `ImageReader` does, each adapter with `num_threads` threads of another process.
+    """Reads as `ImageReader` does, each adapter by up to `num_processes` processes, to blocks of `memory`.
 
-    Of `largest_image_bytes` of memory each process takes what its images need. `read` and `expect` are safe from any
-    thread. Raises AdapterUnavailable when the processes cannot be started.
+    `memory` is shared. `read` and `expect` are safe from any thread. Raises AdapterUnavailable when the processes
+    cannot be started.
     """
 
-    def __init__(self, sites: Sequence[Site], dtype: torch.dtype, num_threads: int, largest_image_bytes: int) -> None:
-        setup = WorkerSetup(tuple(sites), dtype, num_threads, max(1, largest_image_bytes))
-        self._lanes: list[_Lane] = []
-        self._idle: LifoQueue[_Lane] = LifoQueue()
-        self._copiers = ThreadPoolExecutor(_NUM_COPIERS, "adapter-move")
+    def __init__(self, sites: Sequence[Site], dtype: torch.dtype, num_processes: int, memory: HostMemory) -> None:
+        self._memory = memory
+        self._here = ImageReader()
+        self._turns = count()
+        self._forker = _Forker(memory.descriptor)
+        self._processes: list[_Process] = []
         try:
-            for _ in range(NUM_PROCESSES):
-                self._lanes.append(_Lane(setup))
-                self._idle.put(self._lanes[-1])
-            for lane in self._lanes:
-                lane.greet()
+            self._forker.start()
+            for index in range(num_processes):
+                setup = WorkerSetup(tuple(sites), dtype, memory.max_bytes, index, num_processes)
+                self._processes.append(_Process(self._forker, setup))
+            for process in self._processes:
+                process.greet()
         except (OSError, EOFError) as error:
             self.close()
             raise AdapterUnavailable(f"no process that reads adapters can be started: {error!r}") from error
+        except BaseException:
+            self.close()
+            raise
 
     def __repr__(self) -> str:
-        return f"ReadProcesses({self._lanes}, {self._idle.qsize()} idle)"
+        return f"ReadProcesses({self._processes}, {self._memory})"
 
     def read(
         self, path: Path, manifest: AdapterManifest, layout: ImageLayout, block: HostBlock | None = None
     ) -> AdapterImage:
-        """As `ImageReader.read`; raises AdapterUnavailable also when two processes in a row ended over it."""
+        """As `ImageReader.read`; raises AdapterUnavailable also when two processes in a row ended over it.
+
+        Without a block this process reads, on the calling thread: what it took from no other process could see.
+        """
         if block is None:
-            block = HostBlock(torch.empty(layout.num_bytes, dtype=torch.uint8))
-        request = ReadRequest(path.absolute(), manifest.model_dump_json())
-        lane = self._idle.get()
+            return self._here.read(path, manifest, layout)
+        start, first = self._memory.offset_of(block), next(self._turns)
+        reads: list[Future[float]] = []
         try:
-            answer = lane.read(request)
-            if answer.error is not None:
-                raise answer.error
-            self._move(lane.area[: layout.num_bytes], bytes_of(block.data)[: layout.num_bytes])
+            for index, share in enumerate(_shares(manifest, layout, len(self._processes))):
+                process = self._processes[(first + index) % len(self._processes)]
+                part = manifest.model_copy(update={"modules": tuple(share.modules)})
+                reads.append(process.submit(path, part, start + share.start, start + share.end))
         finally:
-            lane.shrink(layout.num_bytes)
-            self._idle.put(lane)
-        return AdapterImage(manifest.digest, layout, block.data.view(layout.dtype), block, answer.convert_share)
+            wait(reads)  # until then they write to the block, also when one of them has failed
+        shares = [read.result() for read in reads]
+        convert_share = sum(shares) / max(1, len(shares))
+        return AdapterImage(manifest.digest, layout, block.data.view(layout.dtype), block, convert_share)
 
     def expect(self, path: Path) -> None:
         """As `ImageReader.expect`: does not wait, and is of no consequence."""
-        for lane in self._lanes:
-            if lane.expect(path.absolute()):
-                return
+        name = os.fsencode(path.absolute())
+        for process in self._processes:
+            process.expect(name)
 
     def close(self) -> None:
         """End the processes, and with an error what they read. Idempotent."""
-        self._copiers.shutdown(wait=True)
-        for lane in self._lanes:
-            lane.close()
-
-    def _move(self, source: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8]) -> None:
-        """Returns, or raises, when nothing of it runs on any more."""
-        share = max(1, -(-len(source) // _NUM_COPIERS))
-        moves = []
-        try:
-            for start in range(0, len(source), share):
-                end = start + share
-                moves.append(self._copiers.submit(np.copyto, target[start:end], source[start:end]))
-        except RuntimeError as error:
-            raise AdapterUnavailable("the replica is closed") from error
-        finally:
-            wait(moves)
-        for move in moves:
-            move.result()
+        self._forker.close()
+        for process in self._processes:
+            process.close()
 
 
-class _Lane:
-    """One process and the memory it shares with this one. `read` is called by one thread at a time."""
+@dataclass(slots=True)
+class _Share:
+    """Bytes [start, end) of an image, and the modules that lie there."""
 
-    def __init__(self, setup: WorkerSetup) -> None:
-        self._setup = setup
-        self._is_closed = self._is_ready = False
+    start: int
+    end: int = 0
+    modules: list[ModuleLora] = field(default_factory=list)
+
+
+def _shares(manifest: AdapterManifest, layout: ImageLayout, most: int) -> list[_Share]:
+    """Cut an image into at most so many shares of about equal size, each of whole modules."""
+    least = max(_LEAST_SHARE_BYTES, -(-layout.num_bytes // most))
+    modules = {module.path: module for module in manifest.modules}
+    shares: list[_Share] = []
+    for place in layout.places:
+        start = place.a_offset * layout.dtype.itemsize
+        if not shares or start - shares[-1].start >= least:
+            shares.append(_Share(start))
+        shares[-1].modules.append(modules[place.path])
+    for share, end in _ends(shares, layout.num_bytes):
+        share.end = end
+    return shares
+
+
+def _ends(shares: Sequence[_Share], num_bytes: int) -> Iterator[tuple[_Share, int]]:
+    for share, following in pairwise(shares):
+        yield share, following.start
+    if shares:
+        yield shares[-1], num_bytes
+
+
+class _Process:
+    """One process that reads, and the thread that waits for it: shares are read in the order in which they come."""
+
+    def __init__(self, forker: "_Forker", setup: WorkerSetup) -> None:
+        self._forker, self._setup = forker, setup
+        self._pid: int | None = None
+        self._socket: socket.socket
         self._requests: Connection
-        self._lock = threading.Lock()
-        self._file = os.fdopen(os.memfd_create("adapter"), "r+b", buffering=0)
-        try:
-            self._file.truncate(setup.area_bytes)
-            self._map = mmap.mmap(self._file.fileno(), setup.area_bytes)
-            self.area: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
-            self._start()
-        except BaseException:
-            self._file.close()
-            raise
+        self._expected: socket.socket
+        self._thread = ThreadPoolExecutor(1, "adapter-share")
+        self._start()
 
     def __repr__(self) -> str:
-        return f"process {self._process.pid}{'' if self._process.poll() is None else ', ended'}"
+        return f"process {self._pid}"
 
     def greet(self) -> None:
         """Wait until the process is ready. Raises EOFError when it has ended instead."""
-        if not self._is_ready:
-            self._requests.recv()
-            self._is_ready = True
+        if self._pid is None:
+            self._pid = self._requests.recv()
 
-    def read(self, request: ReadRequest) -> ReadAnswer:
-        """Have the process read into `area`; one that has ended, as when the kernel is short of memory, is replaced."""
+    def submit(self, path: Path, manifest: AdapterManifest, start: int, end: int) -> Future[float]:
+        """Have a share read to bytes [start, end) of the memory; tells which part of the time went into values."""
+        request = ReadRequest(path.absolute(), manifest.model_dump_json(), start, end)
+        try:
+            return self._thread.submit(self._read, request)
+        except RuntimeError as error:
+            raise AdapterUnavailable("the replica is closed") from error
+
+    def expect(self, name: bytes) -> None:
+        """Have it read ahead its part of a file, if it listens."""
+        with suppress(OSError):
+            self._expected.send(name, socket.MSG_DONTWAIT)
+
+    def close(self) -> None:
+        """After the forker: what it reads ends with an error."""
+        self._thread.shutdown(wait=True)
+        self._hang_up()
+
+    def _read(self, request: ReadRequest) -> float:
+        """A process that has ended, as when the kernel is short of memory, is replaced."""
         for _ in range(2):
             try:
                 self.greet()
@@ -152,70 +183,100 @@ class _Lane:
                 if not isinstance(error, EOFError | OSError):
                     raise
             else:
-                return answer
+                if answer.error is not None:
+                    raise answer.error
+                return answer.convert_share
         raise AdapterUnavailable(f"{request.path.name}: the process that reads it ended, and so did the next one")
 
-    def expect(self, path: Path) -> bool:
-        """False when the process has ended, or does not listen."""
-        with suppress(OSError):
-            return self._expected.send(os.fsencode(path), socket.MSG_DONTWAIT) > 0
-        return False
-
-    def shrink(self, num_bytes: int) -> None:
-        """Give back what the last image took of the area, beyond what is kept."""
-        if num_bytes > _KEPT_BYTES:
-            self._give_back(_KEPT_BYTES)
-
-    def close(self) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                self._stop()
-                self._file.close()
-                self._give_back(0)
-
-    def _give_back(self, start: int) -> None:
-        """The memory of the area from there on, where the kernel can do that."""
-        with suppress(OSError):
-            self._map.madvise(mmap.MADV_REMOVE, start)
-
     def _start(self) -> None:
-        self._is_ready = False
-        requests, theirs = socket.socketpair()
-        self._expected, heard = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        given = (theirs.fileno(), heard.fileno(), self._file.fileno())
-        self._requests = Connection(requests.detach())
-        try:
-            with theirs, heard:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _WORKER, *map(str, given)],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=given,
-                    process_group=0,  # what a terminal sends to its group is for the replica to act on
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-                )
-            self._requests.send(self._setup)
-        except BaseException:
-            self._hang_up()
-            raise
+        self._pid = None
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._expected, heard = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._requests = Connection(os.dup(self._socket.fileno()))
+            try:
+                with heard:
+                    self._forker.fork((theirs.fileno(), heard.fileno()))
+                theirs.close()
+                self._requests.send(self._setup)
+            except BaseException:
+                theirs.close()
+                self._hang_up()
+                raise
 
     def _restart(self) -> None:
+        _logger.warning("a process that reads adapters, %s, ended; another takes its place", self._pid)
+        self._hang_up()
+        try:
+            self._start()
+        except OSError as error:
+            raise AdapterUnavailable(f"no process that reads adapters can be started: {error!r}") from error
+
+    def _hang_up(self) -> None:
+        """Returns when the process is gone: until then it may write to the memory."""
+        with suppress(OSError), self._socket:  # it is closed already the second time
+            self._expected.close()
+            self._socket.shutdown(socket.SHUT_WR)
+            while self._socket.recv(1 << 16):
+                pass
+        self._requests.close()
+
+
+class _Forker:
+    """The process that all others are forks of; one that has ended is replaced, and its forks end then.
+
+    `fork` is safe from any thread. Both raise OSError, and AdapterUnavailable when it was closed.
+    """
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._is_closed = False
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"_Forker({self._process and self._process.pid})"
+
+    def start(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        given = (theirs.fileno(), self._memory)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _FORKER, *map(str, given)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=given,
+                process_group=0,  # what a terminal sends to its group is for the replica to act on
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+            )
+
+    def fork(self, descriptors: tuple[int, int]) -> None:
+        """A new process that has these open."""
         with self._lock:
             if self._is_closed:
                 raise AdapterUnavailable("the replica is closed")
-            self._stop()
-            code = self._process.returncode
-            _logger.warning("a process that reads adapters ended with %s; another takes its place", code)
             try:
-                self._start()
-            except OSError as error:
-                raise AdapterUnavailable(f"no process that reads adapters can be started: {error!r}") from error
+                self._send(descriptors)
+            except OSError:
+                self._stop()
+                self.start()
+                self._send(descriptors)
+
+    def close(self) -> None:
+        """Kill it and its forks. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            self._stop()
+
+    def _send(self, descriptors: tuple[int, int]) -> None:
+        assert self._control is not None
+        socket.send_fds(self._control, [b"+"], descriptors)
 
     def _stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._hang_up()
-
-    def _hang_up(self) -> None:
-        self._requests.close()
-        self._expected.close()
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None

@@ -1,5 +1,8 @@
 """The host cache: the oldest leave, borrowed images stay, the budget holds."""
 
+import mmap
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,6 +10,8 @@ from replica.adapters.host_cache import UNUSED_S, HostCache
 from replica.adapters.host_memory import HostBlock, HostMemory
 from replica.adapters.weights import AdapterImage, ImageLayout
 from replica.errors import OutOfMemory
+
+ROOT = Path(__file__).parents[3]
 
 
 def make_cache(max_bytes: int) -> HostCache:
@@ -111,9 +116,32 @@ def test_blocks_do_not_overlap_and_all_come_back() -> None:
     memory.check_integrity()
 
 
-def test_more_memory_than_the_host_can_give_is_refused_at_once() -> None:
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("max_bytes", [1 << 60, 1 << 80])
+def test_more_memory_than_the_host_can_give_is_refused_at_once(max_bytes: int, share: bool) -> None:
     with pytest.raises(OutOfMemory, match="host_bytes"):
-        HostMemory(1 << 60, pin=False)
+        HostMemory(max_bytes, pin=False, share=share)
+
+
+def test_shared_memory_is_the_same_wherever_it_is_mapped() -> None:
+    memory = HostMemory(4 * mmap.PAGESIZE, pin=False, share=True)
+    first, second = memory.allocate(mmap.PAGESIZE), memory.allocate(256)
+    assert first is not None
+    assert second is not None
+    second.data.fill_(7)
+    with mmap.mmap(memory.descriptor, memory.max_bytes) as other:
+        start = memory.offset_of(second)
+        assert start == mmap.PAGESIZE
+        assert other[start : start + 256] == bytes([7]) * 256
+        other[0:3] = b"abc"
+        assert bytes(first.data[:3].tolist()) == b"abc"
+    descriptor = memory.descriptor
+    memory.close()
+    with (ROOT / "README.md").open() as other_file:  # takes the number that is free now
+        memory.close()
+        assert other_file.fileno() == descriptor
+        assert other_file.readline()
+    assert second.data[0] == 7
 
 
 def test_same_image_twice_counts_once() -> None:

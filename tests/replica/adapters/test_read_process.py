@@ -1,37 +1,42 @@
 """Reading by other processes: the same images and errors as in this one, whatever becomes of the processes."""
 
 import gc
+import mmap
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from replica.adapters import cache, read_process
+from registry.types import AdapterManifest
+from replica.adapters import cache, read_process, read_worker
 from replica.adapters.files import BytesChanged
+from replica.adapters.host_memory import HostMemory
 from replica.adapters.image_reader import ImageReader
-from replica.adapters.read_process import ReadProcesses
-from replica.adapters.weights import AdapterImage
-from replica.config import AdapterCacheConfig
+from replica.adapters.read_process import ReadProcesses, _shares
+from replica.adapters.weights import AdapterImage, plan_layout
+from replica.config import MIB, AdapterCacheConfig
 from replica.errors import AdapterUnavailable
-from tests.replica.adapters.made import SITES, Made, dirty_block, layout_of, make_adapter
+from tests.replica.adapters.made import ALL_SEVEN, BY_PATH, QV, SITES, Made, dirty_block, layout_of, make_adapter
 from tests.replica.adapters.test_cache import bench
 
 DTYPE = torch.bfloat16
 ROOT = Path(__file__).parents[3]
-LARGEST_BYTES = 1 << 20
+PROCESSES = 3
+KINDS = [(8, "F32", ALL_SEVEN), (3, "BF16", QV), (16, "F16", ALL_SEVEN), (64, "BF16", ALL_SEVEN), (5, "F32", QV[:1])]
 ADAPTERS = [
-    make_adapter(seed, rank=rank, dtype=dtype)
-    for seed, (rank, dtype) in enumerate([(8, "F32"), (3, "BF16"), (16, "F16"), (64, "BF16"), (5, "F32")])
+    make_adapter(seed, rank=rank, dtype=dtype, targets=targets) for seed, (rank, dtype, targets) in enumerate(KINDS)
 ]
 
 
@@ -41,9 +46,18 @@ def put(made: Made, folder: Path) -> Path:
     return path
 
 
-def read(reader: ReadProcesses | ImageReader, made: Made, path: Path) -> AdapterImage:
+def read(reader: ReadProcesses, made: Made, path: Path) -> AdapterImage:
+    """Into memory in which another image has lain."""
     layout = layout_of(made, DTYPE)
-    return reader.read(path, made.manifest, layout, dirty_block(layout.num_bytes))
+    block = reader._memory.allocate(layout.num_bytes)
+    assert block is not None
+    block.data.fill_(0xFF)
+    return reader.read(path, made.manifest, layout, block)
+
+
+def read_here(made: Made, path: Path) -> AdapterImage:
+    layout = layout_of(made, DTYPE)
+    return ImageReader().read(path, made.manifest, layout, dirty_block(layout.num_bytes))
 
 
 def same(image: AdapterImage, other: AdapterImage) -> bool:
@@ -51,7 +65,14 @@ def same(image: AdapterImage, other: AdapterImage) -> bool:
 
 
 def pids(reader: ReadProcesses) -> list[int]:
-    return [lane._process.pid for lane in reader._lanes]
+    """Of the processes that read; each is one that was there when it last was asked."""
+    found = [process._pid for process in reader._processes]
+    return [pid for pid in found if pid is not None]
+
+
+def forker_pid(reader: ReadProcesses) -> int:
+    assert reader._forker._process is not None
+    return reader._forker._process.pid
 
 
 def is_there(pid: int) -> bool:
@@ -61,38 +82,106 @@ def is_there(pid: int) -> bool:
         return False
 
 
-def wait_until_gone(numbers: list[int], limit_s: float = 20.0) -> None:
+def wait_until_gone(numbers: Sequence[int], limit_s: float = 20.0) -> None:
     end_s = time.monotonic() + limit_s
     while any(is_there(pid) for pid in numbers):
         assert time.monotonic() < end_s, numbers
         time.sleep(0.02)
 
 
-def taken(reader: ReadProcesses) -> int:
-    """Bytes that the kernel has given to the areas, at most."""
-    return max(os.fstat(lane._file.fileno()).st_blocks * 512 for lane in reader._lanes)
+def kill(*numbers: int) -> None:
+    for pid in numbers:
+        os.kill(pid, signal.SIGKILL)
+    wait_until_gone(numbers)
+
+
+@contextmanager
+def reading(num_processes: int) -> Iterator[ReadProcesses]:
+    memory = HostMemory(4 * MIB, pin=False, share=True)
+    try:
+        reader = ReadProcesses(SITES, DTYPE, num_processes, memory)
+        try:
+            yield reader
+        finally:
+            reader.close()
+    finally:
+        memory.close()
 
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[ReadProcesses]:
-    made = ReadProcesses(SITES, DTYPE, num_threads=2, largest_image_bytes=LARGEST_BYTES)
-    yield made
-    made.close()
+    """The smallest adapters are shared."""
+    with patch.object(read_process, "_LEAST_SHARE_BYTES", 1), reading(PROCESSES) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[ReadProcesses]:
+    with reading(1) as made:
+        yield made
+
+
+@contextmanager
+def waiting(reader: ReadProcesses, made: Made, pipe: Path) -> Iterator[Future[AdapterImage]]:
+    """A read that waits, as nobody opens the other end of its pipe."""
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(read, reader, made, pipe)
+        time.sleep(0.3)
+        assert not found.done()
+        yield found
+
+
+@given(
+    rank=st.integers(1, 80),
+    targets=st.lists(st.sampled_from(ALL_SEVEN), unique=True),
+    most=st.integers(1, 9),
+    least=st.integers(1, 1 << 15),
+)
+def test_shares_are_small_adapters_that_follow_each_other(rank: int, targets: list[str], most: int, least: int) -> None:
+    modules = tuple(
+        module for module in make_adapter(0, rank=rank).manifest.modules if module.path.split(".", 3)[3] in targets
+    )
+    manifest = ADAPTERS[0].manifest.model_copy(update={"modules": modules})
+    layout = plan_layout(manifest, BY_PATH, DTYPE)
+    with patch.object(read_process, "_LEAST_SHARE_BYTES", least):
+        shares = _shares(manifest, layout, most)
+    assert len(shares) <= most
+    assert [share.start for share in shares] == [0, *(share.end for share in shares)][: len(shares)]
+    assert sum(share.end - share.start for share in shares) == layout.num_bytes
+    assert sorted(module.path for share in shares for module in share.modules) == sorted(each.path for each in modules)
+    placed = []
+    for share in shares:
+        part: AdapterManifest = manifest.model_copy(update={"modules": tuple(share.modules)})
+        inside = plan_layout(part, BY_PATH, DTYPE)
+        assert inside.num_bytes == share.end - share.start
+        placed += [(place.path, share.start + place.b_offset * DTYPE.itemsize) for place in inside.places]
+    assert placed == [(place.path, place.b_offset * DTYPE.itemsize) for place in layout.places]
+    assert all(share.end - share.start >= least for share in shares[:-1])
 
 
 def test_images_are_those_that_this_process_reads(reader: ReadProcesses, tmp_path: Path) -> None:
+    assert len(_shares(ADAPTERS[0].manifest, layout_of(ADAPTERS[0], DTYPE), PROCESSES)) == PROCESSES
     for made in ADAPTERS:
         path = put(made, tmp_path)
         reader.expect(path)
         image = read(reader, made, path)
-        assert same(image, read(ImageReader(), made, path)), made
+        assert same(image, read_here(made, path)), made
         assert image.digest == made.digest
         assert 0 < image.convert_share < 1
 
 
-def test_more_readers_than_processes_get_their_own_images(reader: ReadProcesses, tmp_path: Path) -> None:
+def test_an_image_without_room_is_read_here(reader: ReadProcesses, tmp_path: Path) -> None:
+    made = ADAPTERS[2]
+    path = put(made, tmp_path)
+    with patch.object(reader._processes[0], "submit", side_effect=AssertionError):
+        image = reader.read(path, made.manifest, layout_of(made, DTYPE))
+    assert same(image, read_here(made, path))
+
+
+def test_many_readers_get_their_own_images(reader: ReadProcesses, tmp_path: Path) -> None:
     paths = {made.digest: put(made, tmp_path) for made in ADAPTERS}
-    alone = {made.digest: read(ImageReader(), made, paths[made.digest]) for made in ADAPTERS}
+    alone = {made.digest: read_here(made, paths[made.digest]) for made in ADAPTERS}
     with ThreadPoolExecutor(6) as threads:
         images = list(threads.map(lambda made: read(reader, made, paths[made.digest]), ADAPTERS * 12))
     assert all(same(image, alone[image.digest]) for image in images)
@@ -105,7 +194,7 @@ def test_errors_are_those_of_this_process(reader: ReadProcesses, tmp_path: Path)
     cases = [(made, path), (made, tmp_path / "missing"), (infinite, put(infinite, tmp_path))]
     for adapter, file in cases:
         with pytest.raises(AdapterUnavailable) as here:
-            read(ImageReader(), adapter, file)
+            read_here(adapter, file)
         with pytest.raises(AdapterUnavailable) as there:
             read(reader, adapter, file)
         assert type(there.value) is type(here.value)
@@ -114,113 +203,115 @@ def test_errors_are_those_of_this_process(reader: ReadProcesses, tmp_path: Path)
         read(reader, made, path)
     reader.expect(tmp_path / "missing")
     path = put(ADAPTERS[1], tmp_path)
-    assert same(read(reader, ADAPTERS[1], path), read(ImageReader(), ADAPTERS[1], path))
+    assert same(read(reader, ADAPTERS[1], path), read_here(ADAPTERS[1], path))
 
 
-def test_a_killed_process_is_replaced_and_the_read_comes_through(reader: ReadProcesses, tmp_path: Path) -> None:
+def test_a_read_that_fails_ends_when_nobody_writes_to_its_memory_any_more(
+    reader: ReadProcesses, tmp_path: Path
+) -> None:
+    made = ADAPTERS[3]
+    missing = tmp_path / "missing"
+    read(reader, made, put(made, tmp_path))
+    stopped = pids(reader)[-1]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            failing = threads.submit(read, reader, made, missing)
+            time.sleep(0.3)
+            assert not failing.done()
+            os.kill(stopped, signal.SIGCONT)
+            with pytest.raises(AdapterUnavailable, match="cannot be read"):
+                failing.result(timeout=30)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+
+
+def test_killed_processes_are_replaced_and_reads_come_through(reader: ReadProcesses, tmp_path: Path) -> None:
     made = ADAPTERS[3]
     path, before = put(made, tmp_path), pids(reader)
-    alone = read(ImageReader(), made, path)
-    for pid in before:
-        os.kill(pid, signal.SIGKILL)
-    wait_until_gone(before)
-    reader.expect(path)
-    with ThreadPoolExecutor(4) as threads:
-        images = list(threads.map(lambda _: read(reader, made, path), range(8)))
-    assert all(same(image, alone) for image in images)
-    assert set(pids(reader)) != set(before)
+    alone = read_here(made, path)
+    for victims in (before[:1], before[1:], [forker_pid(reader)]):
+        kill(*victims)
+        reader.expect(path)
+        with ThreadPoolExecutor(4) as threads:
+            images = list(threads.map(lambda _: read(reader, made, path), range(8)))
+        assert all(same(image, alone) for image in images)
+    assert len(set(before) | set(pids(reader))) == 2 * PROCESSES
+    later = pids(reader)
+    kill(later[0])  # which takes another forker
+    assert same(read(reader, made, path), alone)
+    wait_until_gone(later)
+    assert all(same(read(reader, made, path), alone) for _ in range(PROCESSES))
 
 
-def test_a_process_killed_amid_a_read_is_replaced(reader: ReadProcesses, tmp_path: Path) -> None:
-    """A pipe instead of a file: the process waits for its first bytes until it is killed."""
-    made = ADAPTERS[0]
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    alone = read(ImageReader(), made, put(made, tmp_path))
-    with ThreadPoolExecutor(1) as threads:
-        before = pids(reader)
-        waiting = threads.submit(read, reader, made, path)
-        while reader._idle.qsize() == len(reader._lanes):
-            time.sleep(0.01)
-        (busy,) = (lane for lane in reader._lanes if lane not in list(reader._idle.queue))
-        path.unlink()
-        put(made, tmp_path).rename(path)
-        os.kill(busy._process.pid, signal.SIGKILL)
-        assert same(waiting.result(timeout=30), alone)
-    assert sum(pid not in before for pid in pids(reader)) == 1
+def test_a_process_killed_amid_a_read_is_replaced(single: ReadProcesses, tmp_path: Path) -> None:
+    made, pipe = ADAPTERS[0], tmp_path / "pipe"
+    alone = read_here(made, put(made, tmp_path))
+    with waiting(single, made, pipe) as found:
+        before = pids(single)
+        pipe.unlink()
+        put(made, tmp_path).rename(pipe)
+        os.kill(before[0], signal.SIGKILL)
+        assert same(found.result(timeout=30), alone)
+    assert pids(single) != before
 
 
 def test_processes_that_cannot_start_are_an_error_of_the_adapter(
-    monkeypatch: pytest.MonkeyPatch, reader: ReadProcesses, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, single: ReadProcesses, tmp_path: Path
 ) -> None:
-    path, before = put(ADAPTERS[0], tmp_path), pids(reader)
+    path = put(ADAPTERS[0], tmp_path)
     with monkeypatch.context() as broken:
-        broken.setattr(read_process, "_WORKER", "raise SystemExit(3)")
-        with pytest.raises(AdapterUnavailable, match="no process that reads adapters can be started"):
-            ReadProcesses(SITES, DTYPE, num_threads=1, largest_image_bytes=LARGEST_BYTES)
-        for pid in before:
-            os.kill(pid, signal.SIGKILL)
-        wait_until_gone(before)
+        broken.setattr(read_process, "_FORKER", "raise SystemExit(3)")
+        with pytest.raises(AdapterUnavailable, match="no process that reads adapters can be started"), reading(2):
+            pass
+        kill(*pids(single), forker_pid(single))
         for _ in range(3):
-            with pytest.raises(AdapterUnavailable, match="ended, and so did the next one"):
-                read(reader, ADAPTERS[0], path)
-        reader.expect(path)
-    assert same(read(reader, ADAPTERS[0], path), read(ImageReader(), ADAPTERS[0], path))
+            with pytest.raises(AdapterUnavailable, match=r"so did the next one|can be started"):
+                read(single, ADAPTERS[0], path)
+        single.expect(path)
+    assert same(read(single, ADAPTERS[0], path), read_here(ADAPTERS[0], path))
 
 
 GREETS_AND_ENDS = """
-import sys
+import os, socket, sys
 from multiprocessing.connection import Connection
-requests = Connection(int(sys.argv[1]))
-requests.recv()
-requests.send(None)
-requests.recv()
+from replica.adapters.read_worker import serve_forks
+def work(requests, expected):
+    connection = Connection(requests)
+    connection.recv()
+    connection.send(os.getpid())
+    connection.recv()
+serve_forks(socket.socket(fileno=int(sys.argv[1])), work)
 """
 
 
 def test_a_read_over_which_processes_end_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, reader: ReadProcesses, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, single: ReadProcesses, tmp_path: Path
 ) -> None:
     """As when an adapter takes more memory than there is."""
-    path, before = put(ADAPTERS[0], tmp_path), pids(reader)
+    path = put(ADAPTERS[0], tmp_path)
+    read(single, ADAPTERS[0], path)
     with monkeypatch.context() as ending:
-        ending.setattr(read_process, "_WORKER", GREETS_AND_ENDS)
-        for pid in before:
-            os.kill(pid, signal.SIGKILL)
-        wait_until_gone(before)
+        ending.setattr(read_process, "_FORKER", GREETS_AND_ENDS)
+        kill(*pids(single), forker_pid(single))
         with pytest.raises(AdapterUnavailable, match="ended, and so did the next one"):
-            read(reader, ADAPTERS[0], path)
-    assert same(read(reader, ADAPTERS[0], path), read(ImageReader(), ADAPTERS[0], path))
-
-
-def test_a_large_image_leaves_no_more_memory_than_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(read_process, "NUM_PROCESSES", 1)
-    monkeypatch.setattr(read_process, "_KEPT_BYTES", kept := 1 << 16)
-    reader = ReadProcesses(SITES, DTYPE, num_threads=1, largest_image_bytes=LARGEST_BYTES)
-    small, large = ADAPTERS[1], ADAPTERS[3]
-    sizes = [layout_of(made, DTYPE).num_bytes for made in (small, large)]
-    assert sizes[0] < kept < sizes[1], sizes
-    try:
-        for made, most in ((small, sizes[0] + 4096), (large, kept), (small, kept)):
-            read(reader, made, put(made, tmp_path))
-            assert 0 < taken(reader) <= most
-        changed = put(large, tmp_path)
-        changed.write_bytes(large.blob[:-1] + bytes([large.blob[-1] ^ 1]))
-        with pytest.raises(BytesChanged):
-            read(reader, large, changed)
-        assert taken(reader) <= kept
-    finally:
-        reader.close()
+            read(single, ADAPTERS[0], path)
+        kill(forker_pid(single))
+    assert same(read(single, ADAPTERS[0], path), read_here(ADAPTERS[0], path))
 
 
 START = """
 import sys, threading, time, torch
 from pathlib import Path
-from replica.adapters import read_process
+from replica.adapters.host_memory import HostMemory
+from replica.adapters.read_process import ReadProcesses
 from tests.replica.adapters.made import SITES, layout_of, make_adapter
-read_process.NUM_PROCESSES = 1
-reader = read_process.ReadProcesses(SITES, torch.bfloat16, 1, 1 << 20)
-print(*(lane._process.pid for lane in reader._lanes), flush=True)
+memory = HostMemory(1 << 20, pin=False, share=True)
+reader = ReadProcesses(SITES, torch.bfloat16, 2, memory)
+def read(path, made):
+    layout = layout_of(made, torch.bfloat16)
+    return reader.read(path, made.manifest, layout, memory.allocate(layout.num_bytes))
+print(reader._forker._process.pid, *(process._pid for process in reader._processes), flush=True)
 """
 
 
@@ -231,7 +322,7 @@ def started(code: str, **options: Any) -> Iterator[tuple["subprocess.Popen[str]"
     assert process.stdout is not None
     try:
         numbers = [int(number) for number in process.stdout.readline().split()]
-        assert len(numbers) == 1
+        assert len(numbers) == 3
         yield process, numbers
     finally:
         process.kill()
@@ -243,9 +334,7 @@ def test_processes_end_with_the_one_that_started_them_also_amid_a_read(tmp_path:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     code = (
-        f"made, pipe = make_adapter(0), Path({str(pipe)!r})\n"
-        "arguments = pipe, made.manifest, layout_of(made, torch.bfloat16)\n"
-        "threading.Thread(target=reader.read, args=arguments, daemon=True).start()\n"
+        f"threading.Thread(target=read, args=(Path({str(pipe)!r}), make_adapter(0)), daemon=True).start()\n"
         "time.sleep(600)\n"
     )
     with started(code) as (parent, numbers):
@@ -261,108 +350,129 @@ def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path) -> None:
     code = (
         "path, made = Path('file'), make_adapter(0)\n"
         "path.write_bytes(made.blob)\n"
-        "print(reader.read(path, made.manifest, layout_of(made, torch.bfloat16)).digest == made.digest)\n"
+        "print(read(path, made).digest == made.digest)\n"
         "reader.close()\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
+    folders = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": folders, "PYTHONSAFEPATH": "1"}
     with started(code, cwd=tmp_path, env=environment) as (parent, _):
         assert parent.stdout is not None
         assert parent.stdout.readline() == "True\n"
         assert parent.wait(timeout=30) == 0
 
 
-def test_closing_ends_a_read_and_is_idempotent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(read_process, "NUM_PROCESSES", 1)
-    reader = ReadProcesses(SITES, DTYPE, num_threads=1, largest_image_bytes=LARGEST_BYTES)
+def test_closing_ends_a_read_and_is_idempotent(tmp_path: Path) -> None:
     made, pipe = ADAPTERS[0], tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(read, reader, made, pipe)
-        while not reader._idle.empty():
-            time.sleep(0.01)
-        time.sleep(0.2)
-        reader.close()
+    with reading(1) as reader:
+        before = [*pids(reader), forker_pid(reader)]
+        with waiting(reader, made, pipe) as found:
+            reader.close()
+            with pytest.raises(AdapterUnavailable, match="closed"):
+                found.result(timeout=30)
+        with (tmp_path / "other").open("wb") as other:
+            reader.close()
+            other.write(b"still open")
         with pytest.raises(AdapterUnavailable, match="closed"):
-            waiting.result(timeout=30)
-    with (tmp_path / "other").open("wb") as other:
-        reader.close()
-        other.write(b"still open")
-    with pytest.raises(AdapterUnavailable, match="closed"):
-        read(reader, made, put(made, tmp_path))
-    reader.expect(pipe)
-    assert not any(is_there(pid) for pid in pids(reader))
+            read(reader, made, put(made, tmp_path))
+        reader.expect(pipe)
+        assert not any(is_there(pid) for pid in before)
 
 
-def test_an_interrupted_read_leaves_no_answer_to_the_next(reader: ReadProcesses, tmp_path: Path) -> None:
+def test_an_interrupted_read_leaves_nobody_that_answers_or_writes(single: ReadProcesses, tmp_path: Path) -> None:
     first, second = ADAPTERS[0], ADAPTERS[1]
     path, other = put(first, tmp_path), put(second, tmp_path)
-    request = read_process.ReadRequest(path, first.manifest.model_dump_json())
-    lane = reader._idle.queue[-1]
-    assert lane.read(request).error is None
-    before = lane._process.pid
-    with patch.object(lane._requests, "recv", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        lane.read(request)
-    assert lane._process.pid != before
-    alone = read(ImageReader(), second, other)
-    assert all(same(read(reader, second, other), alone) for _ in reader._lanes)
+    read(single, first, path)
+    (process,), before = single._processes, pids(single)
+    request = read_process.ReadRequest(path, first.manifest.model_dump_json(), 0, layout_of(first, DTYPE).num_bytes)
+    with patch.object(process._requests, "recv", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        process._read(request)
+    wait_until_gone(before, limit_s=2)
+    assert same(read(single, second, other), read_here(second, other))
+    assert pids(single) != before
 
 
 def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    greet = read_process._Process.greet
+
+    def greet_once(process: read_process._Process) -> None:
+        if started:
+            raise EOFError
+        greet(process)
+        started.extend(filter(None, [process._pid]))
+
+    def starts() -> None:
+        with suppress(AdapterUnavailable), reading(2):
+            pass
+
     gc.collect()
-    start, running, before = subprocess.Popen, list[Any](), os.listdir("/proc/self/fd")
-
-    def start_one(*args: Any, **options: Any) -> Any:
-        if running:
-            raise BlockingIOError("no more processes")
-        running.append(start(*args, **options))
-        return running[0]
-
-    monkeypatch.setattr(subprocess, "Popen", start_one)
-    with pytest.raises(AdapterUnavailable, match="no more processes"):
-        ReadProcesses(SITES, DTYPE, num_threads=1, largest_image_bytes=LARGEST_BYTES)
-    assert not is_there(running[0].pid)
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as failing:
+        failing.setattr(read_process._Process, "greet", greet_once)
+        starts()
+        assert len(started) == 1
+        assert not is_there(started[0])
+    with monkeypatch.context() as failing:
+        failing.setattr(subprocess, "Popen", _no_more_processes)
+        with pytest.raises(AdapterUnavailable, match="no more processes"), reading(2):
+            pass
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
-def test_paths_that_cannot_be_read_do_not_stop_reading_ahead(reader: ReadProcesses, tmp_path: Path) -> None:
+def _no_more_processes(*_: Any, **__: Any) -> None:
+    raise BlockingIOError("no more processes")
+
+
+def test_paths_that_cannot_be_read_do_not_stop_reading_ahead(single: ReadProcesses, tmp_path: Path) -> None:
     """Nor do more of them than a process takes in at once."""
     made = ADAPTERS[2]
     path = put(made, tmp_path)
     with pytest.raises(NotADirectoryError):
         ImageReader(2).expect(path / "below")
-    lane = reader._idle.queue[-1]
-    assert same(read(reader, made, path), read(ImageReader(), made, path))
+    read(single, made, path)
+    before = pids(single)
     for _ in range(2000):
-        reader.expect(path / "below")
-        lane.expect(path / "below")
-    end_s = time.monotonic() + 20
-    while not lane.expect(path / "below"):
-        assert time.monotonic() < end_s, "nobody takes in what was sent"
-    assert same(read(reader, made, path), read(ImageReader(), made, path))
+        single.expect(path / "below")
+    assert same(read(single, made, path), read_here(made, path))
+    assert pids(single) == before
+
+
+def test_each_process_reads_ahead_its_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1000))
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(read_worker, "read_ahead", lambda _, start, num_bytes: asked.append((start, num_bytes)))
+    for index in range(3):
+        setup = read_worker.WorkerSetup(SITES, DTYPE, mmap.PAGESIZE, index, 3)
+        read_worker.ReadWorker(setup, mmap.mmap(-1, mmap.PAGESIZE))._expect(path)
+    assert asked == [(0, 333), (333, 333), (666, 334)]
 
 
 @pytest.mark.parametrize(
-    ("asked", "on_gpu", "expected"),
-    [(None, True, True), (None, False, False), (False, True, False), (True, False, True)],
+    ("asked", "num_threads", "on_gpu", "expected"),
+    [
+        (None, None, True, (8, True)),
+        (None, None, False, (1, False)),
+        (False, None, True, (8, False)),
+        (True, None, False, (1, True)),
+        (None, 3, True, (3, True)),
+    ],
 )
 def test_processes_read_on_a_gpu_unless_the_configuration_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch, asked: bool | None, on_gpu: bool, expected: bool
+    asked: bool | None, num_threads: int | None, on_gpu: bool, expected: tuple[int, bool]
 ) -> None:
-    made: list[tuple[int, int]] = []
-    monkeypatch.setattr(cache, "ReadProcesses", lambda sites, dtype, threads, size: made.append((threads, size)))
-    found = cache._reader(AdapterCacheConfig(read_in_processes=asked), SITES, DTYPE, 1 << 20, on_gpu)
-    assert made == ([(8 if on_gpu else 1, 1 << 20)] if expected else [])
-    assert isinstance(found, ImageReader) != expected
+    config = AdapterCacheConfig(read_in_processes=asked, num_read_threads=num_threads)
+    assert cache._readers(config, on_gpu) == expected
 
 
-def test_a_cache_reads_by_processes_and_ends_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(read_process, "NUM_PROCESSES", 1)
+def test_a_cache_reads_by_processes_and_ends_them(tmp_path: Path) -> None:
     made = [make_adapter(seed) for seed in range(3)]
-    with bench(tmp_path, max_slots=2, read_in_processes=True) as fleet:
+    with bench(tmp_path, max_slots=2, read_in_processes=True, num_read_threads=2) as fleet:
         reader = fleet.cache._reader
         assert isinstance(reader, ReadProcesses)
-        started = pids(reader)
+        started = [*pids(reader), forker_pid(reader)]
+        assert len(started) == 3
         fleet.stage(*made)
         fleet.use(*made, *made)
         assert fleet.cache.stats().loads["node"] == len(made)
