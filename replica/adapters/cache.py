@@ -170,7 +170,10 @@ class AdapterCache:
         memory = HostMemory(config.host_bytes, pin=on_gpu, share=in_processes)
         reader: Reader
         try:
-            reader = ReadProcesses(sites, dtype, num_readers, memory) if in_processes else ImageReader(num_readers)
+            if in_processes:
+                reader = ReadProcesses(sites, dtype, num_readers, memory, config.num_load_threads)
+            else:
+                reader = ImageReader(num_readers)
         except BaseException:
             memory.close()
             raise

@@ -24,7 +24,7 @@ from replica.adapters import cache, read_process, read_worker
 from replica.adapters.files import BytesChanged
 from replica.adapters.host_memory import HostMemory
 from replica.adapters.image_reader import ImageReader
-from replica.adapters.read_process import ReadProcesses, _shares
+from replica.adapters.read_process import ReadProcesses, _requests
 from replica.adapters.weights import AdapterImage, plan_layout
 from replica.config import MIB, AdapterCacheConfig
 from replica.errors import AdapterUnavailable
@@ -64,15 +64,24 @@ def same(image: AdapterImage, other: AdapterImage) -> bool:
     return torch.equal(image.data.view(torch.int16), other.data.view(torch.int16))
 
 
+def hub_of(reader: ReadProcesses) -> read_process._Hub:
+    assert reader._hub is not None
+    return reader._hub
+
+
+def hub_pid(reader: ReadProcesses) -> int:
+    return hub_of(reader)._process.pid
+
+
 def pids(reader: ReadProcesses) -> list[int]:
-    """Of the processes that read; each is one that was there when it last was asked."""
-    found = [process._pid for process in reader._processes]
-    return [pid for pid in found if pid is not None]
+    """Of the processes that read, which are the hub's children."""
+    return children(hub_pid(reader))
 
 
-def forker_pid(reader: ReadProcesses) -> int:
-    assert reader._forker._process is not None
-    return reader._forker._process.pid
+def children(pid: int) -> list[int]:
+    with suppress(FileNotFoundError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
 
 
 def is_there(pid: int) -> bool:
@@ -96,10 +105,10 @@ def kill(*numbers: int) -> None:
 
 
 @contextmanager
-def reading(num_processes: int) -> Iterator[ReadProcesses]:
+def reading(num_processes: int, num_lanes: int = 1) -> Iterator[ReadProcesses]:
     memory = HostMemory(4 * MIB, pin=False, share=True)
     try:
-        reader = ReadProcesses(SITES, DTYPE, num_processes, memory)
+        reader = ReadProcesses(SITES, DTYPE, num_processes, memory, num_lanes)
         try:
             yield reader
         finally:
@@ -111,7 +120,7 @@ def reading(num_processes: int) -> Iterator[ReadProcesses]:
 @pytest.fixture(scope="module")
 def reader() -> Iterator[ReadProcesses]:
     """The smallest adapters are shared."""
-    with patch.object(read_process, "_LEAST_SHARE_BYTES", 1), reading(PROCESSES) as made:
+    with patch.object(read_process, "_LEAST_SHARE_BYTES", 1), reading(PROCESSES, num_lanes=4) as made:
         yield made
 
 
@@ -128,8 +137,12 @@ def waiting(reader: ReadProcesses, made: Made, pipe: Path) -> Iterator[Future[Ad
     with ThreadPoolExecutor(1) as threads:
         found = threads.submit(read, reader, made, pipe)
         time.sleep(0.3)
-        assert not found.done()
-        yield found
+        try:
+            assert not found.done()
+            yield found
+        finally:
+            if pipe.is_fifo():
+                os.close(os.open(pipe, os.O_RDWR))
 
 
 @given(
@@ -145,23 +158,22 @@ def test_shares_are_small_adapters_that_follow_each_other(rank: int, targets: li
     manifest = ADAPTERS[0].manifest.model_copy(update={"modules": modules})
     layout = plan_layout(manifest, BY_PATH, DTYPE)
     with patch.object(read_process, "_LEAST_SHARE_BYTES", least):
-        shares = _shares(manifest, layout, most)
+        shares = _requests(Path("file"), manifest, layout, 1000, most)
     assert len(shares) <= most
-    assert [share.start for share in shares] == [0, *(share.end for share in shares)][: len(shares)]
+    assert [share.start for share in shares] == [1000, *(share.end for share in shares)][: len(shares)]
     assert sum(share.end - share.start for share in shares) == layout.num_bytes
-    assert sorted(module.path for share in shares for module in share.modules) == sorted(each.path for each in modules)
+    assert all(share.end - share.start >= least for share in shares[:-1])
     placed = []
     for share in shares:
-        part: AdapterManifest = manifest.model_copy(update={"modules": tuple(share.modules)})
-        inside = plan_layout(part, BY_PATH, DTYPE)
+        inside = plan_layout(AdapterManifest.model_validate_json(share.manifest), BY_PATH, DTYPE)
         assert inside.num_bytes == share.end - share.start
         placed += [(place.path, share.start + place.b_offset * DTYPE.itemsize) for place in inside.places]
-    assert placed == [(place.path, place.b_offset * DTYPE.itemsize) for place in layout.places]
-    assert all(share.end - share.start >= least for share in shares[:-1])
+    assert placed == [(place.path, 1000 + place.b_offset * DTYPE.itemsize) for place in layout.places]
 
 
 def test_images_are_those_that_this_process_reads(reader: ReadProcesses, tmp_path: Path) -> None:
-    assert len(_shares(ADAPTERS[0].manifest, layout_of(ADAPTERS[0], DTYPE), PROCESSES)) == PROCESSES
+    first = ADAPTERS[0]
+    assert len(_requests(tmp_path, first.manifest, layout_of(first, DTYPE), 0, PROCESSES)) == PROCESSES
     for made in ADAPTERS:
         path = put(made, tmp_path)
         reader.expect(path)
@@ -174,7 +186,7 @@ def test_images_are_those_that_this_process_reads(reader: ReadProcesses, tmp_pat
 def test_an_image_without_room_is_read_here(reader: ReadProcesses, tmp_path: Path) -> None:
     made = ADAPTERS[2]
     path = put(made, tmp_path)
-    with patch.object(reader._processes[0], "submit", side_effect=AssertionError):
+    with patch.object(hub_of(reader), "ask", side_effect=AssertionError):
         image = reader.read(path, made.manifest, layout_of(made, DTYPE))
     assert same(image, read_here(made, path))
 
@@ -228,32 +240,51 @@ def test_a_read_that_fails_ends_when_nobody_writes_to_its_memory_any_more(
 
 def test_killed_processes_are_replaced_and_reads_come_through(reader: ReadProcesses, tmp_path: Path) -> None:
     made = ADAPTERS[3]
-    path, before = put(made, tmp_path), pids(reader)
+    path, before, hub = put(made, tmp_path), pids(reader), hub_pid(reader)
     alone = read_here(made, path)
-    for victims in (before[:1], before[1:], [forker_pid(reader)]):
+    for victims in (before[:1], before[1:], [hub]):
         kill(*victims)
         reader.expect(path)
         with ThreadPoolExecutor(4) as threads:
             images = list(threads.map(lambda _: read(reader, made, path), range(8)))
         assert all(same(image, alone) for image in images)
+        assert (hub_pid(reader) == hub) == (hub not in victims)
+        assert len(pids(reader)) == PROCESSES
     assert len(set(before) | set(pids(reader))) == 2 * PROCESSES
-    later = pids(reader)
-    kill(later[0])  # which takes another forker
-    assert same(read(reader, made, path), alone)
-    wait_until_gone(later)
-    assert all(same(read(reader, made, path), alone) for _ in range(PROCESSES))
 
 
-def test_a_process_killed_amid_a_read_is_replaced(single: ReadProcesses, tmp_path: Path) -> None:
+def test_the_workers_of_a_killed_hub_are_gone_before_another_reads(
+    monkeypatch: pytest.MonkeyPatch, reader: ReadProcesses, tmp_path: Path
+) -> None:
+    """One that is stopped would go on to write later, to memory that is another image's by then."""
+    made = ADAPTERS[3]
+    path, before, hub = put(made, tmp_path), pids(reader), hub_pid(reader)
+    start, seen = read_process._start, list[bool]()
+
+    def start_next(given: Sequence[int]) -> "subprocess.Popen[bytes]":
+        seen.extend(map(is_there, before))
+        return start(given)
+
+    monkeypatch.setattr(read_process, "_start", start_next)
+    os.kill(before[0], signal.SIGSTOP)
+    kill(hub)
+    assert is_there(before[0])
+    assert same(read(reader, made, path), read_here(made, path))
+    assert seen == [False] * PROCESSES
+
+
+@pytest.mark.parametrize("is_hub", [False, True])
+def test_a_process_killed_amid_a_read_is_replaced(single: ReadProcesses, tmp_path: Path, is_hub: bool) -> None:
     made, pipe = ADAPTERS[0], tmp_path / "pipe"
     alone = read_here(made, put(made, tmp_path))
     with waiting(single, made, pipe) as found:
         before = pids(single)
         pipe.unlink()
         put(made, tmp_path).rename(pipe)
-        os.kill(before[0], signal.SIGKILL)
+        os.kill(hub_pid(single) if is_hub else before[0], signal.SIGKILL)
         assert same(found.result(timeout=30), alone)
     assert pids(single) != before
+    assert not any(map(is_there, before))
 
 
 def test_processes_that_cannot_start_are_an_error_of_the_adapter(
@@ -261,43 +292,57 @@ def test_processes_that_cannot_start_are_an_error_of_the_adapter(
 ) -> None:
     path = put(ADAPTERS[0], tmp_path)
     with monkeypatch.context() as broken:
-        broken.setattr(read_process, "_FORKER", "raise SystemExit(3)")
+        broken.setattr(read_process, "_HUB", "raise SystemExit(3)")
         with pytest.raises(AdapterUnavailable, match="no process that reads adapters can be started"), reading(2):
             pass
-        kill(*pids(single), forker_pid(single))
+        kill(hub_pid(single))
         for _ in range(3):
-            with pytest.raises(AdapterUnavailable, match=r"so did the next one|can be started"):
+            with pytest.raises(AdapterUnavailable, match="no process that reads adapters can be started"):
                 read(single, ADAPTERS[0], path)
         single.expect(path)
     assert same(read(single, ADAPTERS[0], path), read_here(ADAPTERS[0], path))
 
 
-GREETS_AND_ENDS = """
-import os, socket, sys
+STARTS_AND_ENDS = """
+import sys
 from multiprocessing.connection import Connection
-from replica.adapters.read_worker import serve_forks
-def work(requests, expected):
-    connection = Connection(requests)
-    connection.recv()
-    connection.send(os.getpid())
-    connection.recv()
-serve_forks(socket.socket(fileno=int(sys.argv[1])), work)
+lane = Connection(int(sys.argv[4]))
+lane.recv()
+lane.send(None)
+lane.recv()
 """
 
 
-def test_a_read_over_which_processes_end_is_an_error(
+def test_a_read_over_which_hubs_end_is_an_error(
     monkeypatch: pytest.MonkeyPatch, single: ReadProcesses, tmp_path: Path
 ) -> None:
-    """As when an adapter takes more memory than there is."""
     path = put(ADAPTERS[0], tmp_path)
-    read(single, ADAPTERS[0], path)
     with monkeypatch.context() as ending:
-        ending.setattr(read_process, "_FORKER", GREETS_AND_ENDS)
-        kill(*pids(single), forker_pid(single))
-        with pytest.raises(AdapterUnavailable, match="ended, and so did the next one"):
+        ending.setattr(read_process, "_HUB", STARTS_AND_ENDS)
+        kill(hub_pid(single))
+        with pytest.raises(AdapterUnavailable, match="ended, and so did the next ones"):
             read(single, ADAPTERS[0], path)
-        kill(forker_pid(single))
     assert same(read(single, ADAPTERS[0], path), read_here(ADAPTERS[0], path))
+
+
+def test_a_read_over_which_two_processes_end_is_an_error(tmp_path: Path) -> None:
+    """As when an adapter takes more memory than there is; others are read meanwhile."""
+    made, other = make_adapter(7, sites=SITES[:1]), ADAPTERS[0]
+    path = put(other, tmp_path)
+    alone = read_here(other, path)
+    with reading(2, num_lanes=2) as reader:
+        with waiting(reader, made, tmp_path / "pipe") as found:
+            first, second = pids(reader)
+            kill(first)
+            assert same(read(reader, other, path), alone)
+            (third,) = set(pids(reader)) - {second}
+            assert not found.done()
+            kill(third)
+            assert same(read(reader, other, path), alone)
+            with pytest.raises(AdapterUnavailable, match="the process that reads it ended, and so did the next one"):
+                found.result(timeout=30)
+        assert second in pids(reader)
+        assert same(read(reader, made, put(made, tmp_path)), read_here(made, tmp_path / made.digest))
 
 
 START = """
@@ -311,7 +356,8 @@ reader = ReadProcesses(SITES, torch.bfloat16, 2, memory)
 def read(path, made):
     layout = layout_of(made, torch.bfloat16)
     return reader.read(path, made.manifest, layout, memory.allocate(layout.num_bytes))
-print(reader._forker._process.pid, *(process._pid for process in reader._processes), flush=True)
+hub = reader._hub._process.pid
+print(hub, *Path(f"/proc/{hub}/task/{hub}/children").read_text().split(), flush=True)
 """
 
 
@@ -364,7 +410,7 @@ def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path) -> None:
 def test_closing_ends_a_read_and_is_idempotent(tmp_path: Path) -> None:
     made, pipe = ADAPTERS[0], tmp_path / "pipe"
     with reading(1) as reader:
-        before = [*pids(reader), forker_pid(reader)]
+        before = [*pids(reader), hub_pid(reader)]
         with waiting(reader, made, pipe) as found:
             reader.close()
             with pytest.raises(AdapterUnavailable, match="closed"):
@@ -382,36 +428,30 @@ def test_an_interrupted_read_leaves_nobody_that_answers_or_writes(single: ReadPr
     first, second = ADAPTERS[0], ADAPTERS[1]
     path, other = put(first, tmp_path), put(second, tmp_path)
     read(single, first, path)
-    (process,), before = single._processes, pids(single)
-    request = read_process.ReadRequest(path, first.manifest.model_dump_json(), 0, layout_of(first, DTYPE).num_bytes)
-    with patch.object(process._requests, "recv", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        process._read(request)
-    wait_until_gone(before, limit_s=2)
+    before, lane = pids(single), hub_of(single)._lanes[0]
+    with patch.object(lane, "recv", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        read(single, first, path)
+    assert not is_there(before[0])
     assert same(read(single, second, other), read_here(second, other))
     assert pids(single) != before
 
 
 def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
-    greet = read_process._Process.greet
-
-    def greet_once(process: read_process._Process) -> None:
-        if started:
-            raise EOFError
-        greet(process)
-        started.extend(filter(None, [process._pid]))
-
-    def starts() -> None:
-        with suppress(AdapterUnavailable), reading(2):
-            pass
-
     gc.collect()
-    before = os.listdir("/proc/self/fd")
+    before, start = os.listdir("/proc/self/fd"), read_process._start
+    started: list[int] = []
+
+    def start_one(given: Sequence[int]) -> "subprocess.Popen[bytes]":
+        process = start(given)
+        started.append(process.pid)
+        return process
+
     with monkeypatch.context() as failing:
-        failing.setattr(read_process._Process, "greet", greet_once)
-        starts()
-        assert len(started) == 1
-        assert not is_there(started[0])
+        failing.setattr(read_process, "_start", start_one)
+        failing.setattr(read_process, "_HUB", "import sys; sys.stdin.read(); raise SystemExit(3)")
+        with pytest.raises(AdapterUnavailable, match="can be started"), reading(2):
+            pass
+        assert not is_there(*started)
     with monkeypatch.context() as failing:
         failing.setattr(subprocess, "Popen", _no_more_processes)
         with pytest.raises(AdapterUnavailable, match="no more processes"), reading(2):
@@ -444,8 +484,7 @@ def test_each_process_reads_ahead_its_part(monkeypatch: pytest.MonkeyPatch, tmp_
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(read_worker, "read_ahead", lambda _, start, num_bytes: asked.append((start, num_bytes)))
     for index in range(3):
-        setup = read_worker.WorkerSetup(SITES, DTYPE, mmap.PAGESIZE, index, 3)
-        read_worker.ReadWorker(setup, mmap.mmap(-1, mmap.PAGESIZE))._expect(path)
+        read_worker.ReadWorker(SITES, DTYPE, mmap.mmap(-1, mmap.PAGESIZE), index, 3).expect(path)
     assert asked == [(0, 333), (333, 333), (666, 334)]
 
 
@@ -471,7 +510,7 @@ def test_a_cache_reads_by_processes_and_ends_them(tmp_path: Path) -> None:
     with bench(tmp_path, max_slots=2, read_in_processes=True, num_read_threads=2) as fleet:
         reader = fleet.cache._reader
         assert isinstance(reader, ReadProcesses)
-        started = [*pids(reader), forker_pid(reader)]
+        started = [*pids(reader), hub_pid(reader)]
         assert len(started) == 3
         fleet.stage(*made)
         fleet.use(*made, *made)
