@@ -26,6 +26,7 @@ from replica.errors import AdapterUnavailable, ReplicaError
 from replica.model.batch import Site
 
 MAX_PATH_BYTES = 1 << 16
+_AHEAD_BYTES = 2 << 20
 _NICENESS = 10
 """Where cores are few, whoever computes a step goes first."""
 
@@ -76,10 +77,11 @@ class ReadWorker:
             return ReadAnswer(error=AdapterUnavailable(f"{request.path.name} cannot be read: {error!r}"))
 
     def expect(self, path: Path) -> None:
-        """Have the disk begin with this worker's part of a file."""
-        size = path.stat().st_size
-        start, end = size * self._index // self._num_workers, size * (self._index + 1) // self._num_workers
-        read_ahead(path, start, end - start)
+        """Have the disk begin with this worker's pieces of a file: those of all workers come in the order of the file,
+        in which each reads its share."""
+        first, step = self._index * _AHEAD_BYTES, self._num_workers * _AHEAD_BYTES
+        for start in range(first, path.stat().st_size, step):
+            read_ahead(path, start, _AHEAD_BYTES)
 
 
 def work(worker: ReadWorker, requests: Connection, expected: socket.socket) -> NoReturn:

@@ -478,14 +478,15 @@ def test_paths_that_cannot_be_read_do_not_stop_reading_ahead(single: ReadProcess
     assert pids(single) == before
 
 
-def test_each_process_reads_ahead_its_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_process_reads_ahead_its_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(1000))
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(read_worker, "read_ahead", lambda _, start, num_bytes: asked.append((start, num_bytes)))
-    for index in range(3):
+    asked: list[list[int]] = [[], [], []]
+    monkeypatch.setattr(read_worker, "_AHEAD_BYTES", 150)
+    for index, starts in enumerate(asked):
+        monkeypatch.setattr(read_worker, "read_ahead", lambda _, start, size, starts=starts: starts.append(start))
         read_worker.ReadWorker(SITES, DTYPE, mmap.mmap(-1, mmap.PAGESIZE), index, 3).expect(path)
-    assert asked == [(0, 333), (333, 333), (666, 334)]
+    assert asked == [[0, 450, 900], [150, 600], [300, 750]]
 
 
 @pytest.mark.parametrize(
