@@ -31,7 +31,7 @@ from replica.adapters.tensor_file import (
 from replica.adapters.weights import AdapterImage, ImageLayout, row_of_b
 from replica.errors import AdapterUnavailable
 
-_PIECE_BYTES = 2 << 20
+_PIECE_BYTES = 1 << 20
 _AHEAD_BYTES = 4 << 20
 T = TypeVar("T")
 R = TypeVar("R")
