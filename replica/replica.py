@@ -114,14 +114,14 @@ class Replica:
         self._cache = AdapterCache.build(
             self._config.adapters, self._store, model.sites, model.device, model.dtype, observer=self._metrics
         )
+        block_size = self._config.scheduler.block_size
         try:
             num_blocks = self._prepare(model)
+            self._limits = RequestLimits(model.vocab_size, model.context_length, num_blocks, block_size)
+            self._engine = self._start(model, num_blocks)
         except BaseException:
             self._cache.close()
             raise
-        block_size = self._config.scheduler.block_size
-        self._limits = RequestLimits(model.vocab_size, model.context_length, num_blocks, block_size)
-        self._engine = self._start(model, num_blocks)
         # What one sequence can ever hold here; clients that leave max_tokens out get the rest of it.
         context_length = min(model.context_length, num_blocks * block_size)
         self.spec = model.spec.model_copy(update={"context_length": context_length})

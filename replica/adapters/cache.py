@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 
 import torch
@@ -159,7 +159,7 @@ class AdapterCache:
         observer: LoadObserver | None = None,
         workers: Workers | None = None,
     ) -> "AdapterCache":
-        """Take the arena and the host memory, and start the load threads. `dtype` is the base model's.
+        """Take the arena and the host memory, and start what loads. `dtype` is the base model's.
 
         Raises OutOfMemory when either cannot be had, and AdapterUnavailable when no process can be had to read.
         """
@@ -167,29 +167,29 @@ class AdapterCache:
         arena = SlotArena(config.max_slots, config.arena_bytes, len(sites), device, dtype)
         budgets = Budgets(config.max_rank, arena.num_bytes, config.host_bytes, store.max_bytes)
         num_readers, in_processes = _readers(config, on_gpu)
-        memory = HostMemory(config.host_bytes, pin=on_gpu, share=in_processes)
-        reader: Reader
-        try:
+        with ExitStack() as taken:
+            memory = taken.enter_context(closing(HostMemory(config.host_bytes, pin=on_gpu, share=in_processes)))
+            reader: Reader
             if in_processes:
                 reader = ReadProcesses(sites, dtype, num_readers, memory, config.num_load_threads)
             else:
                 reader = ImageReader(num_readers)
-        except BaseException:
-            memory.close()
-            raise
-        return cls(
-            store=store,
-            host=HostCache(memory, clock),
-            planner=ImagePlanner(sites, dtype, budgets),
-            residents=Residents(arena, GreedyDualPolicy(16 * config.max_slots, 64 * config.max_slots)),
-            reader=reader,
-            workers=workers or Workers.start(config.num_load_threads),
-            clock=clock,
-            times=LoadTimes(observer),
-            failure_ttl_s=config.failure_ttl_s,
-            drain_after_s=config.drain_after_s,
-            most_ahead=config.num_load_threads,
-        )
+            taken.enter_context(closing(reader))
+            cache = cls(
+                store=store,
+                host=HostCache(memory, clock),
+                planner=ImagePlanner(sites, dtype, budgets),
+                residents=Residents(arena, GreedyDualPolicy(16 * config.max_slots, 64 * config.max_slots)),
+                reader=reader,
+                workers=workers or Workers.start(config.num_load_threads),
+                clock=clock,
+                times=LoadTimes(observer),
+                failure_ttl_s=config.failure_ttl_s,
+                drain_after_s=config.drain_after_s,
+                most_ahead=config.num_load_threads,
+            )
+            taken.pop_all()
+        return cache
 
     def __repr__(self) -> str:
         return f"AdapterCache({len(self._leases)} leases, {len(self._misses.waiters)} waiting, {self._residents!r})"
@@ -316,10 +316,9 @@ class AdapterCache:
         self._forgotten.append(digest)
 
     def close(self) -> None:
-        """Stop the load threads, wait for what they are doing, and give the host memory up. Idempotent."""
-        self._workers.stop()
-        self._reader.close()
-        self._host.close()
+        """Stop what loads, wait for what it is doing, and give the host memory up. Idempotent."""
+        with closing(self._host), closing(self._reader):
+            self._workers.stop()
 
     def _take_in(self) -> None:
         """Take note of what other threads did."""

@@ -114,11 +114,13 @@ class HostMemory:
 
 def _memory_file(num_bytes: int) -> int:
     """A file without a name or a disk, empty so far."""
-    descriptor = os.memfd_create("adapters")
+    descriptor = -1
     try:
+        descriptor = os.memfd_create("adapters")
         os.truncate(descriptor, num_bytes)
     except (OSError, OverflowError) as error:
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
         raise _not_given(num_bytes, error) from error
     return descriptor
 

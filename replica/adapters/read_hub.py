@@ -1,14 +1,16 @@
 """The one process that a replica has its adapters read by: it hands the shares to workers, which are forks of it.
 
 A fork takes no import and little memory, and the replica is spared the talk with each of them: one request for an
-adapter, one answer. The hub has one thread. It ends when the replica is gone or closes its end of a socket, and its
+adapter, one answer. It ends when the replica is gone or closes its end of a socket, and its
 workers with it. Knows nothing of the replica but its host memory and the projections of its base.
 """
 
 import logging
 import os
+import signal
 import socket
 import sys
+import traceback
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,7 +20,8 @@ from multiprocessing.connection import Connection, wait
 
 import torch
 
-from replica.adapters.read_worker import MAX_PATH_BYTES, ReadAnswer, ReadRequest, ReadWorker, work
+from replica.adapters.files import BytesChanged
+from replica.adapters.read_worker import MAX_PATH_BYTES, ReadAnswer, ReadRequest, ReadWorker, receive, work
 from replica.errors import AdapterUnavailable
 from replica.model.batch import Site
 
@@ -44,10 +47,14 @@ class _Job:
     answers: dict[int, ReadAnswer] = field(default_factory=dict)
 
     def answer(self) -> ReadAnswer:
-        """For the whole adapter, or the error of its first share that has one."""
+        """For the whole adapter: the mean of the shares' times, or the error of the first that has one.
+
+        That its bytes have changed goes first: then the file is no good, whatever else is wrong.
+        """
         found = [self.answers[index] for index in sorted(self.answers)]
-        error = next((each.error for each in found if each.error is not None), None)
-        return ReadAnswer(sum(each.convert_share for each in found) / max(1, len(found)), error)
+        errors = [each.error for each in found if each.error is not None]
+        changed = [error for error in errors if isinstance(error, BytesChanged)]
+        return ReadAnswer(sum(each.convert_share for each in found) / len(found), next(iter(changed + errors), None))
 
 
 @dataclass(slots=True)
@@ -82,7 +89,7 @@ class ReadHub:
         return f"ReadHub({len(self._tasks)} shares wait, workers {[worker.pid for worker in self._workers]})"
 
     def run(self) -> None:
-        """Ends with EOFError or OSError, when the replica does."""
+        """Ends with EOFError or ConnectionError, when the replica does."""
         while True:
             workers = {worker.requests: worker for worker in self._workers}
             for ready in wait([*self._lanes, self._expected, *workers]):
@@ -95,11 +102,9 @@ class ReadHub:
             self._hand_out()
 
     def _accept(self, lane: Connection) -> None:
-        requests: list[ReadRequest] = lane.recv()
+        requests: list[ReadRequest] = receive(lane)
         job = _Job(lane, len(requests))
         self._tasks += [_Task(job, index, request) for index, request in enumerate(requests)]
-        if not requests:
-            lane.send(job.answer())
 
     def _expect(self) -> None:
         path = self._expected.recv(MAX_PATH_BYTES)
@@ -119,8 +124,8 @@ class ReadHub:
     def _take(self, worker: _Worker) -> None:
         """An answer, or the end of a worker, as when the kernel is short of memory: another takes its place."""
         try:
-            answer: ReadAnswer = worker.requests.recv()
-        except (EOFError, OSError):
+            answer: ReadAnswer = receive(worker.requests)
+        except EOFError:
             self._replace(worker)
         else:
             assert worker.task is not None
@@ -150,6 +155,7 @@ class ReadHub:
             task.job.lane.send(task.job.answer())
 
     def _fork(self, index: int) -> _Worker:
+        """A new worker, which has said that it is there. Raises EOFError when it ended instead."""
         requests, their_requests = socket.socketpair()
         expected, their_expected = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
@@ -159,11 +165,15 @@ class ReadHub:
                 setup = self._setup
                 worker = ReadWorker(setup.sites, setup.dtype, self._memory, index, setup.num_workers)
                 work(worker, Connection(their_requests.detach()), their_expected)
+            except BaseException:
+                traceback.print_exc()
             finally:
-                os._exit(1)
+                os._exit(0)  # its other thread may be anywhere, and nothing is left to be done
         their_requests.close()
         their_expected.close()
-        return _Worker(index, pid, Connection(requests.detach()), expected)
+        found = _Worker(index, pid, Connection(requests.detach()), expected)
+        receive(found.requests)
+        return found
 
 
 def _close_all_but(kept: set[int]) -> None:
@@ -176,10 +186,11 @@ def _close_all_but(kept: set[int]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started the replica may have left it ignored
     lifeline, memory, expected, *lanes = (int(argument) for argument in sys.argv[1:])
     connections = [Connection(lane) for lane in lanes]
     with suppress(EOFError, ConnectionError):
-        setup: HubSetup = connections[0].recv()
+        setup: HubSetup = receive(connections[0])
         area = mmap(memory, setup.memory_bytes)
         hub = ReadHub(setup, area, connections, socket.socket(fileno=expected), lifeline)
         connections[0].send(None)

@@ -5,12 +5,14 @@ copied once more. This process asks one of them, the hub, for the whole. Knows n
 memory.
 """
 
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
@@ -31,6 +33,7 @@ from replica.model.batch import Site
 _HUB = "from replica.adapters.read_hub import main; main()"
 _LEAST_SHARE_BYTES = 1 << 20
 """Below, it takes longer to ask another process than to read on."""
+_REAP_S = 1.0
 
 
 class ReadProcesses:
@@ -81,7 +84,8 @@ class ReadProcesses:
         """As `ImageReader.expect`: does not wait, and is of no consequence."""
         hub = self._hub
         if hub is not None:
-            hub.expect(path.absolute())
+            with suppress(OSError, ValueError):
+                hub.expect(os.fsencode(path.absolute()))
 
     def close(self) -> None:
         """End the processes, and with an error what they read. Idempotent."""
@@ -121,18 +125,17 @@ def _requests(path: Path, manifest: AdapterManifest, layout: ImageLayout, start:
     """
     least = max(_LEAST_SHARE_BYTES, -(-layout.num_bytes // most))
     modules = {module.path: module for module in manifest.modules}
-    starts: list[int] = []
-    shares: list[list[ModuleLora]] = []
+    starts, shares = [0], list[list[ModuleLora]]([[]])
     for place in layout.places:
         first = place.a_offset * layout.dtype.itemsize
-        if not starts or first - starts[-1] >= least:
+        if first - starts[-1] >= least:
             starts.append(first)
             shares.append([])
         shares[-1].append(modules[place.path])
     ends = [*starts[1:], layout.num_bytes]
     return [
         ReadRequest(path, _part(manifest, share).model_dump_json(), start + first, start + end)
-        for share, first, end in zip(shares, starts, ends, strict=False)
+        for share, first, end in zip(shares, starts, ends, strict=True)
     ]
 
 
@@ -141,25 +144,25 @@ def _part(manifest: AdapterManifest, modules: Sequence[ModuleLora]) -> AdapterMa
 
 
 class _Hub:
-    """The hub and its workers. Starting it waits until it is there, and raises OSError or EOFError when it ends."""
+    """The hub and its workers. Starting it waits until they are there, and raises OSError or EOFError if they end."""
 
     def __init__(self, setup: HubSetup, memory: int, num_lanes: int) -> None:
         self.is_killed = False
         self._lock = threading.Lock()
-        with ExitStack() as theirs:
-            pairs = [socket.socketpair() for _ in range(num_lanes)]
-            self._lanes = [Connection(ours.detach()) for ours, _ in pairs]
-            self._expected, heard = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ExitStack() as ours, ExitStack() as theirs:
             self._lifeline, held = os.pipe()
+            ours.callback(os.close, self._lifeline)
             theirs.callback(os.close, held)
-            given = [held, memory]
-            for each in (heard, *(their for _, their in pairs)):
-                given.append(theirs.enter_context(each).fileno())
-            try:
-                self._process = _start(given)
-            except BaseException:
-                self._hang_up()
-                raise
+            pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)]
+            pairs += [socket.socketpair() for _ in range(num_lanes)]
+            for mine, their in pairs:
+                ours.enter_context(mine)
+                theirs.enter_context(their)
+            given = [held, memory, *(their.fileno() for _, their in pairs)]
+            self._process = _start([_not_standard(each, theirs) for each in given])
+            self._expected, *lanes = (mine for mine, _ in pairs)
+            self._lanes = [Connection(lane.detach()) for lane in lanes]
+            ours.pop_all()
         try:
             self._lanes[0].send(setup)
             self._lanes[0].recv()
@@ -180,32 +183,49 @@ class _Hub:
         answer: ReadAnswer = connection.recv()
         return answer
 
-    def expect(self, path: Path) -> None:
-        with suppress(OSError):
-            self._expected.send(os.fsencode(path), socket.MSG_DONTWAIT)
+    def expect(self, path: bytes) -> None:
+        """Raises OSError when nobody listens, or not so soon."""
+        self._expected.send(path, socket.MSG_DONTWAIT)
 
     def kill(self) -> None:
         """Returns when the hub and its workers are gone. Idempotent."""
         with self._lock:
-            if not self.is_killed:
+            if self.is_killed:
+                return
+            with suppress(ProcessLookupError):  # somebody else has waited for it
                 os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
-                while os.read(self._lifeline, 1):  # ends when nobody holds the other end
-                    pass
-                self._hang_up()
-
-    def _hang_up(self) -> None:
-        self.is_killed = True
-        os.close(self._lifeline)
-        self._expected.close()
-        self._lanes = []  # each closes when nobody waits there any more
+            self._process.wait()
+            while os.read(self._lifeline, 1):  # ends when nobody holds the other end
+                pass
+            _reap(self._process.pid)
+            self.is_killed = True
+            os.close(self._lifeline)
+            self._expected.close()
+            self._lanes = []  # each closes when nobody waits there any more
 
 
 def _start(given: Sequence[int]) -> "subprocess.Popen[bytes]":
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _HUB, *map(str, given)],
         stdin=subprocess.DEVNULL,
         pass_fds=given,
         process_group=0,  # what a terminal sends to its group is for the replica to act on
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        env={**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
     )
+
+
+def _not_standard(descriptor: int, until: ExitStack) -> int:
+    """The same file under a number that is not one of the three standard streams, which may be closed here."""
+    found = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    until.callback(os.close, found)
+    return found
+
+
+def _reap(group: int) -> None:
+    """The hub's orphans are this process's if it is the first of a container, and all gone but for this."""
+    end_s = time.monotonic() + _REAP_S
+    with suppress(ChildProcessError):
+        while time.monotonic() < end_s:
+            if os.waitpid(-group, os.WNOHANG)[0] == 0:
+                time.sleep(0.001)

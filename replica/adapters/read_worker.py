@@ -6,13 +6,12 @@ It has one thread that reads, and one that tells the disk what comes next. It en
 import os
 import socket
 import threading
-import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from mmap import mmap
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -52,9 +51,7 @@ class ReadAnswer:
 class ReadWorker:
     """Reader number `index` of `num_workers`, for a base with these projections."""
 
-    def __init__(
-        self, sites: tuple[Site, ...], dtype: torch.dtype, memory: mmap, index: int = 0, num_workers: int = 1
-    ) -> None:
+    def __init__(self, sites: tuple[Site, ...], dtype: torch.dtype, memory: mmap, index: int, num_workers: int) -> None:
         self._sites = {site.path: site for site in sites}
         self._dtype = dtype
         self._memory = torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
@@ -84,24 +81,28 @@ class ReadWorker:
             read_ahead(path, start, _AHEAD_BYTES)
 
 
-def work(worker: ReadWorker, requests: Connection, expected: socket.socket) -> NoReturn:
-    """The life of the process that this is from now on."""
+def work(worker: ReadWorker, requests: Connection, expected: socket.socket) -> None:
+    """A greeting, then an answer for each request, until nobody is there to ask."""
+    os.nice(_NICENESS)
+    threading.Thread(target=_expect_all, args=(worker, expected), daemon=True).start()
+    with suppress(EOFError, ConnectionError):
+        requests.send(None)
+        while True:
+            requests.send(worker.read(receive(requests)))
+
+
+def receive(connection: Connection) -> Any:
+    """The next message. Raises EOFError also when the other side ended amid one."""
     try:
-        os.nice(_NICENESS)
-        threading.Thread(target=_expect_all, args=(worker, expected), daemon=True).start()
-        with suppress(EOFError, ConnectionError):
-            while True:
-                requests.send(worker.read(requests.recv()))
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(0)  # the other thread may be anywhere, and nothing is left to be done
+        return connection.recv()
+    except OSError as error:
+        raise EOFError(str(error)) from error
 
 
 def _expect_all(worker: ReadWorker, expected: socket.socket) -> NoReturn:
     """Until nobody is there to name a file: then the process ends, whatever it is doing."""
     with suppress(OSError):
         while path := expected.recv(MAX_PATH_BYTES):
-            with suppress(OSError):
+            with suppress(OSError, ValueError):
                 worker.expect(Path(os.fsdecode(path)))
     os._exit(0)

@@ -24,11 +24,23 @@ from replica.adapters import cache, read_process, read_worker
 from replica.adapters.files import BytesChanged
 from replica.adapters.host_memory import HostMemory
 from replica.adapters.image_reader import ImageReader
+from replica.adapters.node_store import NodeStore
 from replica.adapters.read_process import ReadProcesses, _requests
 from replica.adapters.weights import AdapterImage, plan_layout
 from replica.config import MIB, AdapterCacheConfig
 from replica.errors import AdapterUnavailable
-from tests.replica.adapters.made import ALL_SEVEN, BY_PATH, QV, SITES, Made, dirty_block, layout_of, make_adapter
+from tests.replica.adapters.made import (
+    ALL_SEVEN,
+    BY_PATH,
+    QV,
+    SITES,
+    DictSource,
+    Made,
+    describe,
+    dirty_block,
+    layout_of,
+    make_adapter,
+)
 from tests.replica.adapters.test_cache import bench
 
 DTYPE = torch.bfloat16
@@ -218,6 +230,31 @@ def test_errors_are_those_of_this_process(reader: ReadProcesses, tmp_path: Path)
     assert same(read(reader, ADAPTERS[1], path), read_here(ADAPTERS[1], path))
 
 
+def test_that_bytes_changed_is_told_whatever_else_is_wrong(reader: ReadProcesses, tmp_path: Path) -> None:
+    """The file is thrown away then; values that are not finite would be so in the next copy as well."""
+    healthy = make_adapter(3)
+    first = next(iter(healthy.tensors.values()))
+    first.fill_(float("nan"))
+    made = describe(healthy.tensors, SITES, 8, 3)
+    path = put(made, tmp_path)
+    path.write_bytes(made.blob[:-1] + bytes([made.blob[-1] ^ 1]))
+    with pytest.raises(BytesChanged):
+        read_here(made, path)
+    with pytest.raises(BytesChanged):
+        read(reader, made, path)
+
+
+def test_an_adapter_without_modules_needs_its_file_too(reader: ReadProcesses, tmp_path: Path) -> None:
+    made = ADAPTERS[0]
+    path = put(made, tmp_path)
+    empty = made.manifest.model_copy(update={"modules": ()})
+    layout, block = plan_layout(empty, BY_PATH, DTYPE), reader._memory.allocate(128)
+    assert block is not None
+    assert reader.read(path, empty, layout, block).num_bytes == 0
+    with pytest.raises(AdapterUnavailable, match="cannot be read"):
+        reader.read(tmp_path / "missing", empty, layout, block)
+
+
 def test_a_read_that_fails_ends_when_nobody_writes_to_its_memory_any_more(
     reader: ReadProcesses, tmp_path: Path
 ) -> None:
@@ -302,6 +339,24 @@ def test_processes_that_cannot_start_are_an_error_of_the_adapter(
                 read(single, ADAPTERS[0], path)
         single.expect(path)
     assert same(read(single, ADAPTERS[0], path), read_here(ADAPTERS[0], path))
+
+
+ENDS_AT_BIRTH = """
+from replica.adapters import read_hub
+def work(*_):
+    raise MemoryError("no room for a thread")
+read_hub.work = work
+read_hub.main()
+"""
+
+
+def test_workers_that_end_before_they_work_are_an_error_of_the_start(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(read_process, "_HUB", ENDS_AT_BIRTH)
+    with pytest.raises(AdapterUnavailable, match="no process that reads adapters can be started"), reading(2):
+        pass
+    assert capfd.readouterr().err.count("no room for a thread") == 1
 
 
 STARTS_AND_ENDS = """
@@ -391,6 +446,40 @@ def test_processes_end_with_the_one_that_started_them_also_amid_a_read(tmp_path:
         wait_until_gone(numbers)
 
 
+LIKE_PID_1 = """
+import ctypes, os, signal
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+signal.signal(signal.SIGCHLD, signal.SIG_{})
+path, made = Path({!r}), make_adapter(0)
+def children(pid):
+    return Path(f"/proc/{{pid}}/task/{{pid}}/children").read_text().split()
+os.kill(int(children(reader._hub._process.pid)[0]), signal.SIGKILL)
+read(path, made)
+os.kill(reader._hub._process.pid, signal.SIGKILL)
+read(path, made)
+print(len(children(os.getpid())), flush=True)
+reader.close()
+print(len(children(os.getpid())), flush=True)
+"""
+
+
+@pytest.mark.parametrize("disposition", ["DFL", "IGN"])
+def test_the_first_process_of_a_container_keeps_no_zombies(tmp_path: Path, disposition: str) -> None:
+    """Whether or not whoever started it left the signal ignored that tells of a child's end."""
+    path = put(make_adapter(0), tmp_path)
+    with started(LIKE_PID_1.format(disposition, str(path))) as (parent, _):
+        assert parent.stdout is not None
+        assert parent.stdout.read().split() == ["1", "0"]
+
+
+def test_standard_streams_may_be_closed(tmp_path: Path) -> None:
+    path = put(make_adapter(0), tmp_path)
+    code = f"print(read(Path({str(path)!r}), make_adapter(0)).num_bytes > 0)\nreader.close()\n"
+    with started(code, preexec_fn=lambda: os.close(0)) as (parent, _):
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "True\n"
+
+
 def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path) -> None:
     for name in ("queue", "torch", "replica"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('another module')\n")
@@ -473,8 +562,8 @@ def test_paths_that_cannot_be_read_do_not_stop_reading_ahead(single: ReadProcess
         ImageReader(2).expect(path / "below")
     read(single, made, path)
     before = pids(single)
-    for _ in range(2000):
-        single.expect(path / "below")
+    for name in (*(["below"] * 2000), "nul\0", "\ud800"):
+        single.expect(path / name)
     assert same(read(single, made, path), read_here(made, path))
     assert pids(single) == before
 
@@ -505,6 +594,30 @@ def test_processes_read_on_a_gpu_unless_the_configuration_says_otherwise(
 ) -> None:
     config = AdapterCacheConfig(read_in_processes=asked, num_read_threads=num_threads)
     assert cache._readers(config, on_gpu) == expected
+
+
+def test_a_cache_that_fails_to_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[ReadProcesses] = []
+
+    def read_by(*arguments: Any) -> ReadProcesses:
+        made.append(ReadProcesses(*arguments))
+        return made[0]
+
+    def start(_: int) -> cache.Workers:
+        raise RuntimeError("no more threads")
+
+    gc.collect()
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(cache, "ReadProcesses", read_by)
+    monkeypatch.setattr(cache.Workers, "start", start)
+    config = AdapterCacheConfig(read_in_processes=True, num_read_threads=1, host_bytes=MIB, arena_bytes=MIB)
+    store = NodeStore(tmp_path, DictSource(), MIB)
+    with pytest.raises(RuntimeError, match="no more threads"):
+        cache.AdapterCache.build(config, store, SITES, torch.device("cpu"), DTYPE)
+    assert [hub_of(each).is_killed for each in made] == [True]
+    made.clear()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
 def test_a_cache_reads_by_processes_and_ends_them(tmp_path: Path) -> None:
