@@ -1,8 +1,8 @@
 """The one process that a replica has its adapters read by: it hands the shares to workers, which are forks of it.
 
 A fork takes no import and little memory, and the replica is spared the talk with each of them: one request for an
-adapter, one answer. It ends when the replica is gone or closes its end of a socket, and its
-workers with it. Knows nothing of the replica but its host memory and the projections of its base.
+adapter, one answer. It ends when the replica is gone or closes its end of a socket, and its workers with it. Knows
+nothing of the replica but its host memory and the projections of its base.
 """
 
 import logging
