@@ -43,7 +43,7 @@ class _Job:
     """An adapter that `lane` asked for; answers by the number of the share."""
 
     lane: Connection
-    num_open: int
+    num_shares: int
     answers: dict[int, ReadAnswer] = field(default_factory=dict)
 
     def answer(self) -> ReadAnswer:
@@ -149,10 +149,10 @@ class ReadHub:
             self._settle(task, ReadAnswer(error=AdapterUnavailable(message)))
 
     def _settle(self, task: _Task, answer: ReadAnswer) -> None:
-        task.job.answers[task.index] = answer
-        task.job.num_open -= 1
-        if task.job.num_open == 0:
-            task.job.lane.send(task.job.answer())
+        job = task.job
+        job.answers[task.index] = answer
+        if len(job.answers) == job.num_shares:
+            job.lane.send(job.answer())
 
     def _fork(self, index: int) -> _Worker:
         """A new worker, which has said that it is there. Raises EOFError when it ended instead."""
@@ -185,7 +185,6 @@ def _close_all_but(kept: set[int]) -> None:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started the replica may have left it ignored
     lifeline, memory, expected, *lanes = (int(argument) for argument in sys.argv[1:])
     connections = [Connection(lane) for lane in lanes]
