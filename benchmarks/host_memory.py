@@ -2,10 +2,10 @@
 
     python -m benchmarks.host_memory [--gib 1] [--processes 8] [--pin]
 
-The same host memory with pages of its own and shared, each twice and in turn, after one that is not counted: seconds to take it (with `--pin`, on a
-CUDA machine, to page-lock it as well, and the median milliseconds of copies of 84 MB to the device). Then the processes
-that read into it for a Llama-3.1-8B shape: seconds until they are there, and what they take of the machine's memory,
-each page that several map counted once (PSS).
+The same host memory with pages of its own and shared, each twice and in turn, after one that is not counted: seconds to
+take it (with `--pin`, on a CUDA machine, to page-lock it as well, and the median milliseconds of copies of 84 MB to the
+device). Then the processes that read into it for a Llama-3.1-8B shape: seconds until they are there, and what they take
+of the machine's memory, each page that several map counted once (PSS).
 """
 
 import argparse
